@@ -164,24 +164,14 @@ need_machine() { # KIND
     fail "this system's C library is glibc $glibc, and needed packages have no builds for any before $oldest; $CONTAINER_INSTEAD"
 }
 
-# The browser of the tests of the report's page, and the sandbox of those of programs as answers. As root on Debian they are
-# installed; without them those tests are skipped, or fail where MRT_HPC_TEST_BROWSER or MRT_HPC_TEST_SANDBOX is "required",
-# as in CI.
-want_browser() { want_for_tests MRT_HPC_TEST_BROWSER "the tests of the report's page" "chromium chromium-driver" chromium chromedriver; }
-want_sandbox() { want_for_tests MRT_HPC_TEST_SANDBOX "the tests of programs as answers" bubblewrap bwrap; }
-
-has_programs() { # PROGRAM...
-  local program
-  for program; do command -v "$program" >/dev/null || return 1; done
-}
-
-want_for_tests() { # VARIABLE TESTS PACKAGES PROGRAM...
-  local variable=$1 tests=$2 packages=$3 programs; shift 3
-  has_programs "$@" && return
-  printf -v programs ' and %s' "$@"; programs=${programs:5}
+# The browser of the tests of the report's page. As root on Debian it is installed; without it those tests are skipped, or fail
+# where MRT_HPC_TEST_BROWSER is "required", as in CI.
+want_browser() {
+  local packages="chromium chromium-driver" needs="the tests of the report's page need chromium and chromedriver"
+  if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then return; fi
   if [ "$(id -u)" = 0 ] && grep -qx 'ID=debian' "$OS_RELEASE"; then
     (install_packages apt "$packages") && return
   fi
-  [ "${!variable:-}" != required ] || fail "$tests need $programs, and $variable=required forbids to skip them"
-  step "$tests will be skipped: they need $programs (Debian: $packages)"
+  [ "${MRT_HPC_TEST_BROWSER:-}" != required ] || fail "$needs, and MRT_HPC_TEST_BROWSER=required forbids to skip them"
+  step "$needs (Debian: $packages), and will be skipped"
 }

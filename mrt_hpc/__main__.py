@@ -1,6 +1,6 @@
 """``python -m mrt_hpc`` is the ``mrt-hpc`` command."""
 
-from mrt_hpc.cli.main import main
+from mrt_hpc.cli import start
 
 if __name__ == "__main__":
-    main(prog_name="mrt-hpc")
+    start()

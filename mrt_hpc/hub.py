@@ -1,42 +1,41 @@
-"""Fetches a model of the Hugging Face hub, of one commit, into the hub's cache on this machine, and checks each file.
-
-The hub's client downloads: files that are in the cache are not fetched again, and a broken download continues where it
-stopped. Only what serving and training need is fetched, and no weights in other formats.
+"""Fetches a model of the Hugging Face hub, of one commit, into the hub's cache, and checks each file. Only what serving
+and training need is fetched, and no weights in other formats.
 """
 
 import hashlib
+import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mrt_hpc.errors import ExitCode, UserError, word
-from mrt_hpc.recipe.hub_models import CachedModel, HubModel, cache_directory
+from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.recipe.hub_models import COMMIT, CachedModel, HubModel, cache_directory
+from mrt_hpc.recipe.model_files import NEEDED
+from mrt_hpc.recipe.ownership import refuse_changeable
 from mrt_hpc.run.atomic import checksums, write_text
 
-NEEDED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
-"""The files of configuration, tokenizer, chat template and weights."""
+TAG = re.compile(r'(W/)?"?[0-9A-Za-z][0-9A-Za-z._-]*"?')
+"""A server's tag of a content: the name of a file in the hub's cache."""
 NOT_NEEDED = ("*/*", "consolidated*", ".*")
 """Folders hold other formats, such as ONNX; some models have their weights a second time in the format of their makers.
 """
 
 
 def fetch_model(model: HubModel, cache: Path | None = None, endpoint: str | None = None) -> Path:
-    """Fetch a model into the cache, as it is at the commit that its revision names now, and return its directory.
+    """Fetch a model into the cache, at the commit that its revision names now, and return its directory.
 
-    The name of the revision is written last, so that a model whose fetching was stopped is not taken for a whole one. A
-    pinned model that the cache holds needs no network.
+    The name of the revision is written last, so that an interrupted fetch is not taken for a whole model. A pinned
+    model that the cache holds needs no network.
 
     Args:
-        model: what to fetch.
-        cache: the hub's cache; None takes that of HF_HUB_CACHE or HF_HOME.
-        endpoint: address of the hub; None takes the variable HF_ENDPOINT, else the public one.
-
-    Raises:
-        UserError: the hub refuses or cannot be reached, the model has no safetensors, or a file differs from the hub's
-            checksum.
+        cache: None takes that of HF_HUB_CACHE or HF_HOME.
+        endpoint: of the hub; None takes HF_ENDPOINT, else the public one.
     """
     cached = CachedModel(model, cache or cache_directory())
+    cached = replace(cached, cache=own_cache(cached.cache, cached.folder.name))
     elsewhere = (
         f"type `{model.command}` on a node with network access that shares {cached.cache}; or copy {cached.folder} "
         "from a machine that has it"
@@ -45,14 +44,14 @@ def fetch_model(model: HubModel, cache: Path | None = None, endpoint: str | None
         from huggingface_hub import HfApi, get_cached_repo_tree
 
         api, name, place = HfApi(endpoint=endpoint), model.repository, cached.cache
-        commit = model.revision if model.is_pinned else str(api.model_info(name, revision=model.revision).sha)
+        commit = model.revision if model.is_pinned else commit_told(api.model_info(name, revision=model.revision).sha)
         api.snapshot_download(
             name, revision=commit, cache_dir=place, allow_patterns=[*NEEDED], ignore_patterns=[*NOT_NEEDED]
         )
         files = get_cached_repo_tree(name, revision=commit, cache_dir=place)
     directory = cached.snapshot(commit)
     _refuse_damaged(directory, files)
-    if missing := cached.missing(commit):
+    if missing := cached.missing_files(commit):
         raise UserError(
             "this is no model that a run can use",
             value=model.text,
@@ -66,16 +65,65 @@ def fetch_model(model: HubModel, cache: Path | None = None, endpoint: str | None
     return directory
 
 
-def _refuse_damaged(directory: Path, files: Sequence[Any]) -> None:
-    """Compare the files that were fetched with the hub's checksums.
+def own_cache(cache: Path, name: str) -> Path:
+    """Refuse a cache in which another user can put a link in the place of a file or folder: the hub's client would
+    write to where that leads. Return the cache's place, to be used from here on.
 
     Args:
-        directory: of the model.
-        files: all files of the model, as the hub lists them.
-
-    Raises:
-        UserError: one differs.
+        cache: is made where it is not there.
+        name: the folder in it of a model or a data set.
     """
+    what = "nothing is fetched into this cache of the hub"
+    instead = "export HF_HUB_CACHE=DIR, a cache of your own, and the same command again; this one can still be read"
+    cache.mkdir(parents=True, exist_ok=True)
+    place = refuse_changeable(cache, what, instead)
+    below = [place / name, place / ".locks", place / ".locks" / name]
+    for path in (*below, *(inner for folder in below for inner in folder.glob("*"))):
+        if path.is_dir():
+            refuse_changeable(path, what, instead)
+    return place
+
+
+def commit_told(told: str | None) -> str:
+    """The commit that the hub says a revision is: it becomes the name of a folder."""
+    if told is None or not COMMIT.fullmatch(told):
+        raise _no_name("commit", told, "40 hexadecimal digits")
+    return told
+
+
+def _no_name(kind: str, told: str | None, expected: str) -> UserError:
+    return UserError(
+        f"the hub answers with a {kind} that is none, and would have been the name of a file or folder",
+        value=told,
+        where=os.environ.get("HF_ENDPOINT", "https://huggingface.co"),
+        expected=expected,
+        advice="unset HF_ENDPOINT, where that names a mirror, and the same command again",
+    )
+
+
+def _checked_client() -> Any:
+    """The hub's client, with a check of what the library makes names of files of."""
+    from huggingface_hub.utils._http import default_client_factory
+
+    client = default_client_factory()
+    client.event_hooks["response"].append(_refuse_names)
+    return client
+
+
+def _refuse_names(response: Any) -> None:
+    """Refuse an answer about a file whose headers name a path."""
+    if response.request.method != "HEAD":
+        return  # only from these answers names are taken
+    for header in ("ETag", "X-Linked-Etag"):
+        told = response.headers.get(header)
+        if told is not None and not TAG.fullmatch(told):
+            raise _no_name("tag", told, "letters, digits and . _ -")
+    if (commit := response.headers.get("X-Repo-Commit")) is not None:
+        commit_told(commit)
+
+
+def _refuse_damaged(directory: Path, files: Sequence[Any]) -> None:
+    """``files`` are all files of the model, with the hub's checksums."""
     there = [file for file in files if (directory / file.path).is_file()]
     sums = checksums([directory / file.path for file in there])
     for file, digest_found in zip(there, sums, strict=True):
@@ -85,7 +133,7 @@ def _refuse_damaged(directory: Path, files: Sequence[Any]) -> None:
                 "a file in the hub's cache differs from its checksum: it was damaged on the way or on the disk",
                 where=path,
                 expected=file.lfs.sha256 if large else f"git blob {file.blob_id}",
-                advice=f"rm {word(path.resolve())} {word(path)}, then the same command again",
+                advice=Advice("rm {blob} {path}, then the same command again", blob=path.resolve(), path=path),
                 exit_code=ExitCode.RETRYABLE,
             )
 
@@ -98,17 +146,12 @@ def _git_blob(path: Path) -> str:
 
 @contextmanager
 def hub_errors(asked: str, elsewhere: str) -> Iterator[None]:
-    """Turn the errors of the hub's client within the block into errors that a user can fix.
-
-    Args:
-        asked: the name that was asked for.
-        elsewhere: what to do where this node has no network.
-
-    Raises:
-        UserError: the hub refuses or cannot be reached, or a file arrived incomplete.
+    """Turn errors of the hub's client into errors that a user can fix. ``elsewhere`` is the advice where this node has
+    no network.
     """
-    from huggingface_hub import errors
+    from huggingface_hub import errors, set_client_factory
 
+    set_client_factory(_checked_client)
     try:
         yield
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:

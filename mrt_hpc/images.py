@@ -13,7 +13,7 @@ from pathlib import Path
 import mrt_hpc
 from mrt_hpc.attempt.python_look import PythonLook, PythonLookError, look_at_python
 from mrt_hpc.backends.slurm.site import Container, checksum_file, checksum_in
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.recipe.find import installed_folders
 from mrt_hpc.run.atomic import checksum, write_text
 
@@ -30,10 +30,7 @@ OF_WHEEL = {"build/pyproject.toml": "pyproject.toml", "build/README.md": "README
 
 def build_files() -> tuple[Path, dict[str, str]]:
     """The checkout that the package runs from, or the folder of what was installed with it, and the places of its files
-    in the tree that an image is built from.
-
-    Raises:
-        UserError: neither is there.
+    in the tree of an image.
     """
     checkout = Path(mrt_hpc.__file__).resolve().parents[1]
     if (checkout / "pyproject.toml").is_file() and (checkout / "containers").is_dir():
@@ -50,11 +47,7 @@ def build_files() -> tuple[Path, dict[str, str]]:
 
 
 def make_tree(tree: Path) -> None:
-    """Copy the package and the files of :func:`build_files` into an empty folder, which is then like a checkout.
-
-    Raises:
-        UserError: the files are not there.
-    """
+    """Copy the package and the files of :func:`build_files` into an empty folder, which is then like a checkout."""
     root, places = build_files()
     without_caches = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(mrt_hpc.__file__).parent, tree / "mrt_hpc", ignore=without_caches)
@@ -70,15 +63,13 @@ def make_tree(tree: Path) -> None:
 KINDS = ("cpu", "cuda", "debian")
 """The definitions of ``containers/``, without their suffix."""
 DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
-"""The end of the name of an image that is always the same one."""
+"""The end of a name that always means the same image."""
 ARGUMENTS = "build-arguments"
-"""The file with the arguments of the definition, in the tree that an image is built from."""
+"""The definition's arguments, in the tree that an image is built from."""
 
 
 @dataclass(frozen=True)
 class ImageAsked:
-    """What is to be built."""
-
     kind: str
     """One of ``KINDS``."""
     image: Path
@@ -91,7 +82,8 @@ class ImageAsked:
     """As ``NAME=VALUE``; they replace those of the definition."""
     binds: tuple[str, ...] = ()
     """Files and folders of this machine that the build sees, as ``SOURCE`` or ``SOURCE:PLACE``: ``/etc/pip.conf`` where
-    packages come from a mirror."""
+    packages come from a mirror.
+    """
     settings: tuple[str, ...] = ()
     """Environment variables of the build, as ``NAME=VALUE``; Apptainer does not pass on those of the shell."""
     executable: str = "apptainer"
@@ -102,14 +94,8 @@ class ImageAsked:
 
 
 def build_image(asked: ImageAsked, show: Callable[[str], None]) -> str:
-    """Build an image, and return its SHA-256.
-
-    Args:
-        asked: what is built.
-        show: called with a sentence about each step; Apptainer's own words go to the terminal.
-
-    Raises:
-        UserError: Apptainer is missing, or the build failed.
+    """Build an image, and return its SHA-256. ``show`` gets a sentence about each step; Apptainer's own words go to the
+    terminal.
     """
     require_apptainer(asked.executable)
     asked.image.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +107,7 @@ def build_image(asked: ImageAsked, show: Callable[[str], None]) -> str:
         try:
             done = subprocess.run(command, cwd=tree, check=False)
             if done.returncode or not unfinished.is_file():
-                raise _failed(asked, command, done.returncode)
+                raise _build_error(asked, command, done.returncode)
             digest, sidecar = checksum(unfinished), checksum_file(asked.image)
             sidecar.unlink(missing_ok=True)  # an image without its checksum is complete, a wrong one is not
             unfinished.replace(asked.image)
@@ -132,16 +118,7 @@ def build_image(asked: ImageAsked, show: Callable[[str], None]) -> str:
 
 
 def build_command(asked: ImageAsked, target: Path, tree: Path) -> list[str]:
-    """The command of Apptainer; the arguments of the definition are written into a file of the tree.
-
-    Args:
-        asked: what is built.
-        target: the file that Apptainer writes.
-        tree: the folder that the definition copies from, in which the command is run.
-
-    Raises:
-        UserError: a file that the build shall see is not there.
-    """
+    """The arguments of the definition are written into a file of ``tree``, the folder in which the command is run."""
     options = ["--fakeroot"] if asked.fakeroot else []
     if arguments := [*_own_arguments(asked, tree), *asked.build_arguments]:
         # Not as options, whose values Apptainer splits at commas.
@@ -153,7 +130,7 @@ def build_command(asked: ImageAsked, target: Path, tree: Path) -> list[str]:
 
 
 def _own_arguments(asked: ImageAsked, tree: Path) -> list[str]:
-    """What the definition must be given beside the user's own build arguments; Apptainer takes the last of a name."""
+    """What the definition needs beside the user's own build arguments; Apptainer takes the last of a name."""
     if asked.kind == "debian":
         lines = (tree / "env" / "debian-mirror").read_text().splitlines()
         return [f"MIRROR={line}" for line in lines if line and not line.startswith("#")]
@@ -166,10 +143,8 @@ def _own_arguments(asked: ImageAsked, tree: Path) -> list[str]:
 
 
 def _base_arguments(base: str, *, any_base: bool) -> list[str]:
-    """A file or folder of this machine, or the name of an image in a registry.
-
-    Raises:
-        UserError: it looks like a path, and nothing is there; or it is a name without a digest.
+    """A file or folder of this machine, or the name of an image in a registry. It refuses a path where nothing is, and
+    a name without a digest.
     """
     path = Path(base)
     if path.exists():
@@ -177,7 +152,7 @@ def _base_arguments(base: str, *, any_base: bool) -> list[str]:
     if path.suffix == ".sif" or base.startswith(("/", "./", "../")):
         raise UserError("the base image is not there", value=base,
                         expected="a SIF file, or a name as debian@sha256:DIGEST",
-                        advice=f"mrt-hpc container build debian {base} makes one")  # fmt: skip
+                        advice=Advice("mrt-hpc container build debian {base} makes one", base=base))  # fmt: skip
     if not any_base and not DIGEST.search(base):
         raise UserError("the base image has no digest, so another image may have its name tomorrow", value=base,
                         expected=f"a name as {base.rpartition(':')[0] or base}@sha256:DIGEST",
@@ -186,7 +161,7 @@ def _base_arguments(base: str, *, any_base: bool) -> list[str]:
 
 
 def _place(bind: str) -> str:
-    """Where the build sees a file, or, with a slash at the end, a folder: the definition makes the place, as Apptainer
+    """The place of a file, or, with a slash at the end, of a folder in the build: the definition makes it, as Apptainer
     mounts only on what is there.
     """
     source, _, rest = _absolute(bind).partition(":")
@@ -202,17 +177,12 @@ def _place(bind: str) -> str:
 
 
 def _absolute(bind: str) -> str:
-    """A bind whose source is named by its whole path: Apptainer runs in another folder."""
+    """A bind whose source is an absolute path: Apptainer runs in another folder."""
     source, colon, rest = bind.partition(":")
     return f"{Path(source).absolute()}{colon}{rest}"
 
 
 def require_apptainer(executable: str) -> None:
-    """Refuse to go on without Apptainer.
-
-    Raises:
-        UserError: there is no such command.
-    """
     if shutil.which(executable) is None:
         raise UserError(
             f"the command {executable} was not found",
@@ -222,7 +192,7 @@ def require_apptainer(executable: str) -> None:
         )
 
 
-def _failed(asked: ImageAsked, command: list[str], code: int) -> UserError:
+def _build_error(asked: ImageAsked, command: list[str], code: int) -> UserError:
     return UserError(
         f"{asked.executable} build ended with exit code {code}, and its last lines above say why",
         where=shlex.join(command),
@@ -244,12 +214,9 @@ LOOK_S = 300.0
 
 @dataclass(frozen=True)
 class ImageCheck:
-    """One thing that was looked at."""
-
     what: str
     passed: bool
     evidence: str
-    """What was seen."""
     remedy: str = ""
     """What to type where it did not pass."""
 
@@ -257,22 +224,19 @@ class ImageCheck:
 def check_image(
     container: Container, setup: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> list[ImageCheck]:
-    """Check an image by its checksum, and by a look inside, started as a task starts it.
-
-    Args:
-        container: the image and how tasks start it.
-        setup: shell lines of the site profile, which may bring Apptainer.
-        environment: variables of the site profile.
-
-    Raises:
-        UserError: Apptainer is missing, and no line of ``setup`` might bring it.
+    """Check an image by its checksum, and by a look inside, started as a task starts it. ``setup`` and ``environment``
+    are those of the site profile; ``setup`` may bring Apptainer.
     """
     if not setup:
         require_apptainer(container.executable)
     image = Path(container.image)
     if not image.is_file():
-        return [ImageCheck("the image", False, f"{image} is not there", f"mrt-hpc container build cuda {image}")]
-    return [_checksum(image), *_inside(container, setup, environment)]
+        return [
+            ImageCheck(
+                "the image", False, f"{image} is not there", Advice("mrt-hpc container build cuda {image}", image=image)
+            )
+        ]
+    return [_checksum(image), *_check_inside(container, setup, environment)]
 
 
 def _checksum(image: Path) -> ImageCheck:
@@ -284,7 +248,9 @@ def _checksum(image: Path) -> ImageCheck:
     return ImageCheck("checksum", expected == digest, f"{digest}, and {expected} in {sidecar.name}", remedy)
 
 
-def _inside(container: Container, setup: Sequence[str], environment: Mapping[str, str] | None) -> Iterator[ImageCheck]:
+def _check_inside(
+    container: Container, setup: Sequence[str], environment: Mapping[str, str] | None
+) -> Iterator[ImageCheck]:
     image, words = Path(container.image), container.python_words
     try:
         seen = look_at_python(words, setup=setup, environment=environment, importing=True, deadline_s=LOOK_S)
@@ -296,10 +262,9 @@ def _inside(container: Container, setup: Sequence[str], environment: Mapping[str
 
 
 def image_contents(seen: PythonLook, image: Path) -> Iterator[ImageCheck]:
-    """What the Python of an image must have, compared with what it has."""
     yield ImageCheck("start", True, f"Python {seen.python}")
     kind = "cpu" if "torch" in seen.packages and seen.cuda is None else "cuda"
-    ours, again = mrt_hpc.__version__, f"mrt-hpc container build {kind} {image} --force"
+    ours, again = mrt_hpc.__version__, Advice("mrt-hpc container build {kind} {image} --force", kind=kind, image=image)
     same = seen.mrt_hpc == ours
     remedy = "" if same else f"{again}, or use the mrt-hpc of the image's version"
     yield ImageCheck("mrt-hpc", same, f"{seen.mrt_hpc or 'not installed'} in the image, {ours} here", remedy)

@@ -15,8 +15,6 @@ from ruamel.yaml.nodes import Node
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from mrt_hpc.run.layout import LOCK
-
 # Machines that run tests are shared and slow by turns: no test fails for being slow once.
 settings.register_profile("mrt-hpc", deadline=None)
 settings.load_profile("mrt-hpc")
@@ -26,6 +24,9 @@ SLOW = ("slurm", "chaos", "integration", "install")
 """Folders of tests that share servers, runs or a cluster, in the order in which they begin. Unit tests come last, since
 they fill what is left.
 """
+OWN_CLUSTER = {"test_slurm_plain.py", "test_slurm_rules.py"}
+LONG_ON_SLURM = {"test_slurm_container.py", "test_slurm_runs.py", "test_slurm_sweep.py", "test_slurm_two_nodes.py"}
+"""These take about as long as all others that share a cluster."""
 AWAITED = "test_quickstart_learns.py"
 """Other tests need its run, so it begins first."""
 WITH_QUICKSTART_S = 1800
@@ -85,9 +86,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 
 def what_stays_together(nodeid: str) -> str:
-    """All tests on Slurm share a cluster. The tests of any other file share servers, runs and what it imports."""
-    folder = _folder(nodeid)
-    return folder if folder == "slurm" else nodeid.split("::", 1)[0]
+    """Tests on Slurm share a cluster, of which there are two at a time; but for files with a cluster of their own. The
+    tests of any other file share servers, runs and what it imports.
+    """
+    file, folder = nodeid.split("::", 1)[0], _folder(nodeid)
+    if folder != "slurm" or Path(file).name in OWN_CLUSTER:
+        return file
+    return f"{folder}, {'long' if Path(file).name in LONG_ON_SLURM else 'short'}"
 
 
 def _place(nodeid: str) -> int:
@@ -97,14 +102,6 @@ def _place(nodeid: str) -> int:
 
 def _folder(nodeid: str) -> str:
     return Path(nodeid.split("::", 1)[0]).parts[1]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _in_a_run(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Tests write parts of runs that no command has made: the folder that holds those of all tests has the lock of a
-    run, as nothing is made outside of one.
-    """
-    (tmp_path_factory.getbasetemp() / LOCK).touch()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Learning to backtrack: an attempt, the step of highest value, and a right continuation from that step."""
+"""Learning to backtrack, see :mod:`mrt_hpc.mrt.backtracking`."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -9,7 +9,15 @@ from pydantic import Field
 
 from mrt_hpc.algorithms.base import SupervisedAlgorithm
 from mrt_hpc.algorithms.samples import SampleSource, is_whole
-from mrt_hpc.mrt.backtracking import Attempt, Revision, StepContinuation, Variant, as_conversation, as_suffix, revise
+from mrt_hpc.mrt.backtracking import (
+    Attempt,
+    Revision,
+    StepContinuation,
+    Variant,
+    revise,
+    revision_conversation,
+    revision_suffix,
+)
 from mrt_hpc.mrt.sft import Conversation, MaskedTokens, Suffix
 from mrt_hpc.recipe.base import misfit
 from mrt_hpc.recipe.schema import Recipe
@@ -21,12 +29,11 @@ if TYPE_CHECKING:
 DEFAULT_BACKTRACK = (
     "Part of this is wrong. Go back to what holds after step {step}, and go on from there to the answer."
 )
-"""Stands between an attempt and its revision; {step} is the number of steps kept."""
+"""{step} is the number of steps kept."""
 
 
 class Backtracking(SupervisedAlgorithm):
-    """Learn to backtrack: an attempt of the starting policy, the step of highest value, a right continuation from
-    there.
+    """An attempt of the starting policy, the step of highest value, a right continuation from there.
 
     Source: paper, Appendix (backtracking).
     """
@@ -51,7 +58,7 @@ class Backtracking(SupervisedAlgorithm):
     """The text between attempt and revision; {step} is the number of steps kept."""
 
     def samples(self, source: SampleSource) -> Iterator[MaskedTokens]:
-        """Return the revisions of all attempts, and write the selected samples to a file."""
+        """The revisions of all attempts; the selected samples also go to a file."""
         statements = {p.id: p.problem for p in read_problems(source.train_data)}
         attempts = (_attempt(group, statements, source) for group in source.collected())
         variant = Variant(self.variant)
@@ -62,9 +69,9 @@ class Backtracking(SupervisedAlgorithm):
 
     def _sample(self, revision: Revision, recipe: Recipe) -> Conversation | Suffix:
         if self.emit == "suffixes":
-            return as_suffix(revision, self.backtrack_text)
+            return revision_suffix(revision, self.backtrack_text)
         prompt = recipe.prompt
-        return as_conversation(
+        return revision_conversation(
             revision, self.backtrack_text, instruction=prompt.instruction, opening=prompt.thought_start
         )
 
@@ -90,7 +97,7 @@ class Backtracking(SupervisedAlgorithm):
 
 
 def _attempt(group: "Group", statements: dict[str, str], source: SampleSource) -> Attempt:
-    """Convert a collected trace to steps of text and the text after its thought."""
+    """A collected trace as steps of text and the text after its thought."""
     (rollout,) = group.rollouts
     cuts = rollout.boundaries
     ids = [i for i in rollout.token_ids if i not in source.prompter.stop_token_ids]

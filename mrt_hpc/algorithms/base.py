@@ -1,9 +1,9 @@
 """Base classes of algorithms. An algorithm is a section of the recipe that defines where rollouts start, which
 boundaries the prover values, and which sequences an update learns.
 
-To add an algorithm, write one module with a subclass of ``RolloutAlgorithm`` or ``SupervisedAlgorithm``, and add its
-name to :data:`mrt_hpc.recipe.kinds.ALGORITHMS`; or write a class in any module and name it in the recipe as
-``algorithm: {type: my_module:MyAlgorithm}``.
+To add one, write a module with a subclass of ``RolloutAlgorithm`` or ``SupervisedAlgorithm``, and add its name to
+:data:`mrt_hpc.recipe.kinds.ALGORITHMS`; or name a class of any module in the recipe as ``algorithm: {type:
+my_module:MyAlgorithm}``.
 """
 
 from abc import abstractmethod
@@ -17,7 +17,7 @@ from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
 from mrt_hpc.plan.hours import boundaries_per_trace, sequence_tokens, tokens_per_value, trace_tokens
 from mrt_hpc.provers.base import every_boundary
-from mrt_hpc.recipe.base import Count, Tokens, as_kind, misfit
+from mrt_hpc.recipe.base import Count, Tokens, misfit, require_kind
 from mrt_hpc.recipe.kinds import AlgorithmSettings
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.records import Problem, Rollout
@@ -33,105 +33,89 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StartContext:
-    """The data from which the starts of one iteration are made."""
+    """The inputs of an iteration's starts."""
 
     recipe: Recipe
     iteration: int
     prompter: Prompter
     tokens: TokenBytes
-    """The token bytes of the policy's tokenizer."""
+    """Of the policy's tokenizer."""
     stale_trace: Callable[[Problem], Rollout]
-    """A function that returns the trace collected for a problem; it raises UserError where the trace is damaged."""
+    """The trace collected for a problem; raises UserError where it is damaged."""
 
 
 class Starts(Protocol):
-    """A factory that makes a group from each problem."""
+    """Makes a group from each problem."""
 
     @property
     def group_size(self) -> int:
-        """n, the number of rollouts of a group."""
+        """n, the rollouts of a group."""
 
     def group(self, problem: Problem) -> PromptedGroup:
-        """Return the group of a problem.
-
-        Raises:
-            UserError: its prompt is too long.
-        """
+        """Raises UserError where the problem's prompt is too long."""
 
 
 @dataclass(frozen=True)
 class WholeTraces:
-    """The starts of rollouts that are all sampled from the prompt."""
-
     prompter: Prompter
     group_size: int
     settings: SamplingSettings
     max_prompt_tokens: int
 
     def group(self, problem: Problem) -> PromptedGroup:
-        """Return a group of n traces of one problem."""
         ids = self.prompter.prompt_ids(problem, self.max_prompt_tokens)
         return PromptedGroup(problem, ids, (Start(ids, self.group_size, self.settings),))
 
 
 def whole_traces(context: StartContext, group_size: int) -> WholeTraces:
-    """Return the starts of n traces of each problem, within the iteration's limit."""
+    """n traces of each problem, within the iteration's limit."""
     settings = trace_settings(context.recipe, context.prompter, context.iteration)
     return WholeTraces(context.prompter, group_size, settings, context.recipe.sampling.max_prompt_tokens)
 
 
 def trace_settings(recipe: Recipe, prompter: Prompter, iteration: int) -> SamplingSettings:
-    """Return the sampling settings of an iteration's traces; the length curriculum sets the limit."""
+    """The length curriculum sets the limit of an iteration's traces."""
     limit = recipe.schedule.max_tokens(iteration, recipe.sampling.max_tokens)
     return SamplingSettings(limit, recipe.sampling.temperature, stop_token_ids=prompter.stop_token_ids)
 
 
 class Algorithm(AlgorithmSettings):
-    """The base of all algorithms: it defines which traces are sampled."""
-
     def starts(self, context: StartContext) -> Starts:
-        """Return the starts of the rollouts of an iteration, or of a collection; by default the prompt."""
+        """Of the rollouts of an iteration, or of a collection; by default the prompt."""
         return whole_traces(context, self.group_size(context.recipe, context.iteration))
 
     def boundaries(self, iteration: int) -> Callable[[SampledTrace], Sequence[int]] | None:  # noqa: ARG002 - some differ
-        """Return the function that selects boundaries of a trace for the prover in an iteration, or None for none."""
+        """Selects boundaries of a trace for the prover in an iteration; None selects none."""
         return every_boundary if self.needs_prover else None
 
     def sampled_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Return the expected tokens of one problem: its rollouts and their branches."""
+        """Expected, of one problem: its rollouts and their branches."""
         traces = recipe.sampling.rollouts_per_problem * trace_tokens(recipe, iteration)
         return traces + self.sampled_branch_tokens(recipe, iteration)
 
     def sampled_branch_tokens(self, recipe: Recipe, iteration: int) -> float:  # noqa: ARG002 - some differ
-        """Return the expected tokens of the branches of one problem: those of all boundaries of its rollouts."""
+        """Expected, of the branches of one problem: those of all boundaries of its rollouts."""
         values = boundaries_per_trace(recipe) * tokens_per_value(recipe.prover, recipe)
         return recipe.sampling.rollouts_per_problem * values
 
 
 class RolloutAlgorithm(Algorithm):
-    """An algorithm that learns from rollouts of the policy under training."""
+    """Learns from rollouts of the policy under training."""
 
     samples_rollouts: ClassVar[bool] = True
 
     @abstractmethod
     def learnt(self, batch: "Batch") -> "Learnt":
-        """Return the sequences of an iteration, with the advantage of each token. The random generators of Python,
-        NumPy and torch are seeded before, by the run's seed and the iteration.
-
-        Args:
-            batch: all rollouts of the iteration, with their branches and values.
-
-        Raises:
-            UserError: the batch cannot be used for training.
+        """The sequences of an iteration, with the advantage of each token. The random generators of Python, NumPy and
+        torch are seeded before, by the run's seed and the iteration. A batch that cannot be used raises UserError.
         """
 
     def trained_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Return the expected tokens that an update computes: every rollout with its prompt."""
+        """Expected in an update: every rollout with its prompt."""
         rollouts = (recipe.sampling.problems_per_iteration or 0) * recipe.sampling.rollouts_per_problem
         return rollouts * sequence_tokens(recipe, iteration)
 
     def summary(self, recipe: Recipe) -> dict[str, str]:
-        """Return the lines of the report about an iteration's size."""
         return {
             "problems an iteration": str(recipe.sampling.problems_per_iteration),
             "staleness limit": str(recipe.schedule.max_staleness),
@@ -139,7 +123,7 @@ class RolloutAlgorithm(Algorithm):
 
 
 class SupervisedAlgorithm(Algorithm):
-    """An algorithm that maximises the likelihood of given or selected samples."""
+    """Maximises the likelihood of given or selected samples."""
 
     samples_rollouts: ClassVar[bool] = False
     sequences_per_iteration: Count
@@ -150,42 +134,34 @@ class SupervisedAlgorithm(Algorithm):
 
     @abstractmethod
     def samples(self, source: "SampleSource") -> "Iterator[MaskedTokens]":
-        """Return all samples of the run, in an order that depends on the run directory alone. The random generators of
-        Python, NumPy and torch are seeded before, by the run's seed.
+        """All samples of the run, in an order that depends on the run directory alone. The random generators of Python,
+        NumPy and torch are seeded before, by the run's seed.
 
         Raises:
             UserError: the source of the samples is missing, or cannot be converted to tokens.
         """
 
     def trained_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Return the expected tokens that an update computes; a sample is assumed to be as long as a trace with its
-        prompt.
-        """
+        """Expected in an update; a sample is assumed to be as long as a trace with its prompt."""
         return self.sequences_per_iteration * min(self.max_tokens, self.turns * sequence_tokens(recipe, iteration))
 
     def longest_trained(self, recipe: Recipe) -> int:  # noqa: ARG002 - other algorithms use the recipe
-        """Return the limit of a sample: longer ones are left out."""
+        """Longer samples are left out."""
         return self.max_tokens
 
     turns: ClassVar[int] = 1
-    """The number of traces in one sample, for the estimate of its length."""
+    """Traces in one sample, for the estimate of its length."""
 
     def summary(self, recipe: Recipe) -> dict[str, str]:  # noqa: ARG002 - subclasses use the recipe
-        """Return the lines of the report about an iteration's size."""
         return {"sequences an iteration": str(self.sequences_per_iteration)}
 
 
 def algorithm_of(recipe: Recipe) -> Algorithm:
-    """Return the recipe's algorithm as an ``Algorithm``.
-
-    Raises:
-        TypeError: its class is not a subclass of it.
-    """
-    return as_kind(recipe.algorithm, Algorithm)
+    """Raises TypeError where the recipe's class is no ``Algorithm``."""
+    return require_kind(recipe.algorithm, Algorithm)
 
 
 def check_keep(keep: int | None, recipe: Recipe) -> None:
-    """Refuse to keep more traces of a problem than are sampled."""
     if (keep or 0) > recipe.sampling.rollouts_per_problem:
         raise misfit("algorithm.keep", "no more than sampling.rollouts_per_problem, from which they are chosen")
 

@@ -18,29 +18,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """All rollouts of one iteration."""
-
     rollouts: list[Rollout]
     values: list[dict[int, float]]
-    """The values of each rollout's estimated boundaries, by boundary."""
+    """Of each rollout's estimated boundaries, by boundary."""
     costs: list[GroupStatistics]
     digest: str
-    """The identity of the training data: SHA-256 over the digests of the groups."""
+    """SHA-256 over the digests of the groups."""
     progress_variances: NDArray[np.float64]
-    """The variances of all progress values; NaN where the branches give no estimate of it."""
+    """Of all progress values; NaN where the branches give no estimate of it."""
     branches: list[Branch]
-    """The branches of all boundaries, in no particular order."""
+    """Of all boundaries, in no particular order."""
     question_ids: Callable[[], Sequence[int]] = list
-    """A function that returns the prover's text before each branch, as the policy's tokens."""
+    """The prover's text before each branch, as the policy's tokens."""
 
     @property
     def reward_mean(self) -> float:
-        """The mean outcome reward of the rollouts that were not forced to answer; forced ones measure a prefix."""
+        """Without rollouts that were forced to answer: these measure a prefix."""
         return float(np.mean([r.reward for r in self.rollouts if not r.forced]))
 
     @property
+    def rewards(self) -> NDArray[np.float64]:
+        """[B] the outcome reward of each rollout."""
+        return np.array([r.reward for r in self.rollouts], dtype=np.float64)
+
+    @property
+    def problem_ids(self) -> list[str]:
+        """[B] the problem of each rollout, by which rollouts are compared."""
+        return [r.problem_id for r in self.rollouts]
+
+    @property
+    def lengths(self) -> list[int]:
+        """[B] tokens of each rollout."""
+        return [r.tokens for r in self.rollouts]
+
+    @property
     def value_arrays(self) -> list[NDArray[np.float64]]:
-        """V_0 .. V_k of each rollout, [k + 1]; empty where not all were estimated."""
+        """[k + 1] of each rollout, V_0 .. V_k; empty where not all were estimated."""
         return [
             np.array([values[j] for j in range(len(r.boundaries))]) if len(values) == len(r.boundaries) else np.zeros(0)
             for r, values in zip(self.rollouts, self.values, strict=True)
@@ -49,27 +62,20 @@ class Batch:
 
 @dataclass(frozen=True)
 class Learnt:
-    """The sequences that one iteration learns from."""
-
     sequences: list[TrainingSequence]
-    """The sequences of the rollouts, or the given samples."""
+    """Of the rollouts, or the given samples."""
     branches: list[TrainingSequence] = field(default_factory=list)
-    """The sequences of the branches, where these are also learnt."""
+    """Of the branches, where these are also learnt."""
     dropped_branches: int = 0
-    """The number of branches that should be learnt but cannot be."""
+    """Those that should be learnt but cannot be."""
     digest: str = ""
     """The identity of the training data; the trainer writes it here."""
     batch: Batch | None = None
-    """The rollouts that the sequences were made from, which the trainer writes here; None where samples are learnt."""
+    """The rollouts that the sequences were made from; the trainer writes it here. None where samples are learnt."""
 
 
 def batch_of(groups: "Sequence[Group]", question_ids: Callable[[], Sequence[int]] = list) -> Batch:
-    """Join the groups of an iteration, in an order that does not depend on the task that sampled each.
-
-    Args:
-        groups: all groups of the iteration.
-        question_ids: see :class:`Batch`.
-    """
+    """In an order that does not depend on the task that sampled each group."""
     rollouts = sorted((r for g in groups for r in g.rollouts), key=lambda r: (r.problem_id, r.sample))
     values: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
     for value in (v for g in groups for v in g.values):
@@ -82,30 +88,19 @@ def batch_of(groups: "Sequence[Group]", question_ids: Callable[[], Sequence[int]
 
 
 def batch_digest(digests: Iterable[str]) -> str:
-    """Return the identity of a batch, from those of its groups in any order."""
+    """From the digests of its groups in any order."""
     return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()
 
 
 def rollout_sequences(batch: Batch, advantages: Sequence[NDArray[np.float64]]) -> list[TrainingSequence]:
-    """Return the sequence of every rollout, with the advantages of its tokens.
-
-    Args:
-        batch: of B rollouts.
-        advantages: B arrays [T_i].
-    """
+    """The sequence of every rollout. ``advantages``: B arrays [T_i]."""
     return [sampled_sequence(r, r.prompt_ids, a) for r, a in zip(batch.rollouts, advantages, strict=True)]
 
 
 def sampled_sequence(
     sampled: Rollout | Branch, context: Sequence[int], advantages: NDArray[np.float64]
 ) -> TrainingSequence:
-    """Return the training sequence of all tokens that were sampled after a context.
-
-    Args:
-        sampled: T tokens.
-        context: what precedes them.
-        advantages: [T].
-    """
+    """All T tokens that were sampled after ``context``. ``advantages``: [T]."""
     return TrainingSequence(
         prompt_ids=context,
         token_ids=sampled.token_ids,

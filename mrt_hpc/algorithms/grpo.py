@@ -18,6 +18,7 @@ class Grpo(RolloutAlgorithm):
     """Whether to divide by the group's standard deviation; false is Dr. GRPO's form."""
 
     def learnt(self, batch: Batch) -> Learnt:
-        """Return every rollout with the advantage of its outcome."""
-        advantages = outcome_token_advantages(batch.rollouts, divide_by_std=self.divide_by_std)
+        advantages = outcome_token_advantages(
+            batch.rewards, batch.problem_ids, batch.lengths, divide_by_std=self.divide_by_std
+        )
         return Learnt(rollout_sequences(batch, advantages))

@@ -27,12 +27,10 @@ class LengthPenalty(RolloutAlgorithm):
     """
 
     def learnt(self, batch: Batch) -> Learnt:
-        """Return every rollout with the advantage of its penalised outcome."""
         rewards = penalised_rewards(
-            np.array([r.reward for r in batch.rollouts]),
-            np.array([float(len(r.token_ids)) for r in batch.rollouts]),
-            [r.problem_id for r in batch.rollouts],
-            coefficient=self.coefficient,
+            batch.rewards, np.array(batch.lengths, dtype=np.float64), batch.problem_ids, coefficient=self.coefficient
         )
-        advantages = outcome_token_advantages(batch.rollouts, rewards.tolist(), divide_by_std=self.divide_by_std)
+        advantages = outcome_token_advantages(
+            rewards, batch.problem_ids, batch.lengths, divide_by_std=self.divide_by_std
+        )
         return Learnt(rollout_sequences(batch, advantages))

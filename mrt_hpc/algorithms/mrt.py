@@ -1,4 +1,4 @@
-"""MRT from stale traces: rollouts from the prefix of a stale trace, half continued, half forced to answer."""
+"""MRT from stale traces, see :mod:`mrt_hpc.mrt.mrt`."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -20,11 +20,12 @@ from mrt_hpc.recipe.kinds import ProverSettings, Refreshed
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.layout import is_collection
 from mrt_hpc.run.records import Problem, Rollout
+from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training.settings import TrainingSequence
 
 
 class Mrt(RolloutAlgorithm, Refreshed):
-    """MRT from stale traces: rollouts from a prefix of a stale trace, half continued, half forced to answer.
+    """Rollouts from a prefix of a stale trace, half continued, half forced to answer.
 
     Source: paper, Section 6, Figure 6 (right).
     """
@@ -49,26 +50,25 @@ class Mrt(RolloutAlgorithm, Refreshed):
     """Whether to divide the outcome part by the group's standard deviation."""
 
     def starts(self, context: StartContext) -> Starts:
-        """Return whole traces for a collection, one per problem, and a prefix of these for every iteration."""
+        """Whole traces for a collection, one per problem, and a prefix of these for every iteration."""
         return super().starts(context) if is_collection(context.iteration) else StalePrefixes(context)
 
     def group_size(self, recipe: Recipe, iteration: int) -> int:
-        """Return 1 for a collection, which takes one trace of each problem, and n otherwise."""
+        """1 for a collection, and n otherwise."""
         return 1 if is_collection(iteration) else super().group_size(recipe, iteration)
 
     def boundaries(self, iteration: int) -> Callable[[SampledTrace], Sequence[int]] | None:
-        """Return the selector of the end of the first new episode, if the bonus needs its value."""
         return first_new_boundary if self.bonus == "next_episode" and not is_collection(iteration) else None
 
     def learnt(self, batch: Batch) -> Learnt:
-        """Return the rollouts of each group that continued, and the forced ones where these are trained."""
+        """Of each group the rollouts that continued, and the forced ones where these are trained."""
         by_problem: dict[str, list[tuple[Rollout, dict[int, float]]]] = defaultdict(list)
         for rollout, values in zip(batch.rollouts, batch.values, strict=True):
             by_problem[rollout.problem_id].append((rollout, values))
         return Learnt([s for members in by_problem.values() for s in _group_sequences(members, self)])
 
     def sampled_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Return the expected tokens of one problem: one stale trace, or both halves of its rollouts."""
+        """Of one problem: one stale trace, or both halves of its rollouts."""
         trace = trace_tokens(recipe, iteration)
         if is_collection(iteration) or recipe.prover is None:
             return trace
@@ -77,15 +77,15 @@ class Mrt(RolloutAlgorithm, Refreshed):
         return rollouts + self.sampled_branch_tokens(recipe, iteration)
 
     def sampled_branch_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Return the expected tokens of the branches of one problem: those at the end of the first new episode of each
-        rollout that goes on, if the bonus needs them. The rollouts that are forced to answer are no branches.
+        """Branches of one problem at the end of each continued rollout's first new episode, if the bonus needs them.
+        Forced rollouts are no branches.
         """
         if is_collection(iteration) or self.bonus != "next_episode":
             return 0.0
         return recipe.sampling.rollouts_per_problem / 2 * tokens_per_value(recipe.prover, recipe)
 
     def trained_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Return the expected tokens that an update computes: those of one half, unless both are trained."""
+        """Those of one half, unless both are trained."""
         whole = super().trained_tokens(recipe, iteration)
         return whole if self.train_terminated else whole / 2
 
@@ -147,42 +147,46 @@ def _check_prover(algorithm: Mrt, recipe: Recipe, prover: ProverSettings) -> Non
 
 
 def first_new_boundary(trace: SampledTrace) -> Sequence[int]:
-    """Return the end of the first new episode of a continued rollout; nothing where it stopped at once or was forced
-    to.
-    """
+    """Of a continued rollout; empty where it stopped at once or was forced to."""
     return range(1, min(2, len(trace.boundaries)))
+
+
+def draw_boundary(episodes: int, run_seed: int, problem_id: str, iteration: int) -> int:
+    """Draw j uniformly from 0 (an empty prefix) to k - 1, so that a rollout always has an episode to add. Another
+    ``iteration`` gives another prefix.
+
+    Source: paper, Section 6, Figure 6 (right).
+    """
+    return derive_seed(run_seed, "boundary", iteration, problem_id) % max(1, episodes)
 
 
 @dataclass(frozen=True)
 class StalePrefixes:
-    """Starts at the prefix c_j of a problem's stale trace: half of the rollouts continue, the others are forced to
-    answer.
-    """
+    """Half of the rollouts from the prefix c_j continue, the others are forced to answer."""
 
     context: StartContext
 
     @property
     def group_size(self) -> int:
-        """n, the number of rollouts in both halves together."""
+        """n, both halves together."""
         return self.context.recipe.sampling.rollouts_per_problem
 
     def group(self, problem: Problem) -> PromptedGroup:
-        """Return both halves of one problem's rollouts."""
         c, recipe = self.context, self.context.recipe
         stale = c.stale_trace(problem)
-        prefix = stale.prefix(mrt.draw_boundary(len(stale.boundaries) - 1, recipe.seed, problem.id, c.iteration))
+        prefix = stale.prefix(draw_boundary(len(stale.boundaries) - 1, recipe.seed, problem.id, c.iteration))
         before, text, half = [*stale.prompt_ids, *prefix], b"".join(c.tokens.pieces(prefix)), self.group_size // 2
-        going_on = Start(before, half, self._going_on(len(prefix)), text)
-        return PromptedGroup(problem, stale.prompt_ids, (going_on, self._stopping(before, half, text)))
+        going_on = Start(before, half, self._continuation_settings(len(prefix)), text)
+        return PromptedGroup(problem, stale.prompt_ids, (going_on, self._forced_start(before, half, text)))
 
-    def _going_on(self, prefix_tokens: int) -> SamplingSettings:
+    def _continuation_settings(self, prefix_tokens: int) -> SamplingSettings:
         settings = trace_settings(self.context.recipe, self.context.prompter, self.context.iteration)
         return SamplingSettings(
             max(1, settings.max_tokens - prefix_tokens), settings.temperature, stop_token_ids=settings.stop_token_ids
         )
 
-    def _stopping(self, before: list[int], samples: int, text: bytes) -> Start:
-        """Return the start of the rollouts that are forced to answer."""
+    def _forced_start(self, before: list[int], samples: int, text: bytes) -> Start:
+        """Of the rollouts that are forced to answer."""
         prover, prompter = self.context.recipe.prover, self.context.prompter
         assert prover is not None  # the check of the recipe ensures it
         forced, thought_end = prompter.ids(prover.question), self.context.recipe.prompt.thought_end
@@ -213,7 +217,7 @@ def _group_sequences(members: list[tuple[Rollout, dict[int, float]]], algorithm:
     ]
     if algorithm.train_terminated:
         stops, answers = mrt.stop_advantages(group), mrt.answer_advantages(group)
-        sequences += [_stopped(r, s, a) for r, s, a in zip(terminated, stops, answers, strict=True)]
+        sequences += [_forced_sequence(r, s, a) for r, s, a in zip(terminated, stops, answers, strict=True)]
     return sequences
 
 
@@ -229,13 +233,11 @@ def _prefix_group(
     return mrt.PrefixGroup(np.array([r.reward for r, _ in continued]), stopped, reached)
 
 
-def _stopped(rollout: Rollout, stop: float, answer: float) -> TrainingSequence:
-    """Return the sequence of a rollout forced to answer: the choice to stop and the answer are learnt, not the text
-    between.
+def _forced_sequence(rollout: Rollout, stop: float, answer: float) -> TrainingSequence:
+    """Of a rollout forced to answer, the choice to stop and the answer are learnt, not the text between.
 
-    The forced text begins with the closing tag (``check`` ensures it), whose first token is the choice. That was
-    written with probability one, so its behaviour log-probability is 0, and the trainer's importance weight is the
-    policy's own probability of stopping.
+    The forced text begins with the closing tag (``check`` ensures it), whose first token is the choice. It has a
+    behaviour log-probability of 0, so that the trainer's importance weight is the policy's own probability of stopping.
     """
     forced = rollout.prompt_ids[len(rollout.prompt_ids) - rollout.forced :]
     sampled = len(rollout.token_ids)

@@ -18,7 +18,7 @@ from mrt_hpc.run.records import Branch, Rollout
 from mrt_hpc.training.settings import TrainingSequence
 
 LEARNT_BRANCHES = 1 / 3
-"""The share of the branches that are learnt: those whose boundary has both right and wrong ones."""
+"""Learnt branches: those whose boundary has both right and wrong ones."""
 
 
 class MrtOnline(RolloutAlgorithm):
@@ -42,9 +42,11 @@ class MrtOnline(RolloutAlgorithm):
     """
 
     def learnt(self, batch: Batch) -> Learnt:
-        """Return every rollout with outcome and progress, and the branches where they are learnt."""
         advantages = token_advantages(
-            batch.rollouts,
+            batch.rewards,
+            batch.problem_ids,
+            batch.lengths,
+            [r.boundaries for r in batch.rollouts],
             batch.value_arrays,
             alpha=self.alpha,
             divide_by_std=self.divide_by_std,
@@ -56,12 +58,12 @@ class MrtOnline(RolloutAlgorithm):
         return Learnt(sequences, *branch_sequences(batch, batch.question_ids()))
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a prover whose branches cannot be learnt, if they are to be learnt."""
+        """Refuse a prover whose branches cannot be learnt, if they are to be."""
         if self.train_branches:
             _check_branches(recipe)
 
     def trained_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Return the expected tokens that an update computes, those of learnt branches included."""
+        """Learnt branches included."""
         rollouts = (recipe.sampling.problems_per_iteration or 0) * recipe.sampling.rollouts_per_problem
         sequence, branches = sequence_tokens(recipe, iteration), 0.0
         if self.train_branches and recipe.prover is not None:
@@ -92,15 +94,11 @@ def _check_branches(recipe: Recipe) -> None:
 
 
 def branch_sequences(batch: Batch, question_ids: Sequence[int]) -> tuple[list[TrainingSequence], int]:
-    """Return the sequences of the branches, each compared with the others at its boundary, and the number of branches
-    that cannot be learnt, as they were not sampled after the prover's text.
+    """The sequences of the branches, each compared with the others at its boundary, and the number that were not
+    sampled after the prover's text (``question_ids``), so that they cannot be learnt.
 
-    Where all of a boundary's branches are right or all are wrong they have advantage 0: like traces without a signal
-    they count in the loss's divisor, and are not computed.
-
-    Args:
-        batch: a batch with the branches of the policy itself.
-        question_ids: the prover's text, after which they were sampled.
+    Branches that are all right or all wrong have advantage 0: like traces without a signal they count in the loss's
+    divisor, and are not computed.
 
     Raises:
         UserError: none of the branches was sampled after that text.

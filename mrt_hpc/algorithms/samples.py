@@ -24,32 +24,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SampleSource:
-    """The sources from which the samples of a run are made."""
-
     recipe: Recipe
     train_data: Path
-    """The run's training data: problems, conversations or suffixes."""
+    """Problems, conversations or suffixes."""
     prompter: Prompter
     tokens: TokenBytes
-    """The token bytes of the policy's tokenizer."""
+    """Of the policy's tokenizer."""
     collected: "Callable[[], Iterator[Group]]"
-    """A function that reads the groups collected with a weights version, one at a time, by the problems' positions; it
-    raises UserError where some are missing.
+    """Reads a version's collected groups, one at a time, by the problems' positions; raises UserError where some are
+    missing.
     """
     keep: Callable[[Sequence[sft.Conversation | sft.Suffix]], None]
-    """A function that writes selected samples to a file, for other runs to learn."""
+    """Writes selected samples to a file, for other runs to learn."""
 
     def trace(self, rollout: Rollout) -> sft.MaskedTokens:
-        """Return a whole trace, learnt after its prompt."""
+        """Learnt after its prompt."""
         return sft.mask_suffix(trace_name(rollout), rollout.prompt_ids, [], rollout.token_ids)
 
-    def ended(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the tokens with the token that ends a completion, which a branch that ended with its box lacks."""
+    def append_end_token(self, token_ids: Sequence[int]) -> list[int]:
+        """A branch that ended with its box lacks the token that ends a completion."""
         stops = self.prompter.stop_token_ids
         return [*token_ids] if token_ids[-1] in stops else [*token_ids, self.prompter.end_token_id]
 
     def conversation(self, conversation: sft.Conversation) -> sft.MaskedTokens:
-        """Return a conversation, of which every turn of the assistant is learnt.
+        """Every turn of the assistant is learnt.
 
         Raises:
             UserError: the chat template does not allow turns to be marked by their position.
@@ -62,33 +60,32 @@ class SampleSource:
                 f"the chat template does not fit conversation {conversation.id}: {error}",
                 advice="set prompt.chat_template to a template that writes each turn unchanged, or learn suffixes",
             ) from error
-        ids = self.prompter.begun(masked.token_ids)
+        ids = self.prompter.add_beginning(masked.token_ids)
         before = np.zeros(len(ids) - len(masked.token_ids), dtype=np.bool_)
         return sft.MaskedTokens(masked.id, ids, np.concatenate([before, masked.learnt]))
 
     def suffix(self, suffix: sft.Suffix) -> sft.MaskedTokens:
-        """Return a suffix, learnt after the problem and its prefix."""
-        prompt = self.prompter.encoded(suffix.problem)
-        written = self.ended(self.prompter.ids(suffix.suffix))
+        """Learnt after the problem and its prefix."""
+        prompt = self.prompter.encode_problem(suffix.problem)
+        written = self.append_end_token(self.prompter.ids(suffix.suffix))
         return sft.mask_suffix(suffix.id, prompt, self.prompter.ids(suffix.prefix), written)
 
     def _render(self, messages: Sequence[sft.Message], open_next: bool) -> str:
         rows = [{"role": m.role, "content": m.content} for m in messages]
-        return self.prompter.rendered(rows, open_next)
+        return self.prompter.render_messages(rows, open_next)
 
 
 def is_whole(sampled: Branch | Rollout) -> bool:
-    """Return whether a branch or rollout is right and was not cut off by the limit; training needs its end."""
+    """Whether it is right and was not cut off by the limit; training needs its end."""
     return sampled.reward == 1.0 and sampled.finish_reason is FinishReason.STOP
 
 
 def trace_name(rollout: Rollout) -> str:
-    """Return the name of a sample that is a trace."""
     return f"{rollout.problem_id}/{rollout.sample}"
 
 
 def values_of(group: "Group", rollout: Rollout) -> np.ndarray:
-    """Return [k + 1] the values of a rollout's boundaries."""
+    """[k + 1] of a rollout's boundaries."""
     mine = {v.boundary: v.value for v in group.values if v.sample == rollout.sample}
     return np.array([mine[j] for j in range(len(rollout.boundaries))])
 
@@ -104,30 +101,21 @@ _SUFFIX = 'each line is one object such as {"id": "s-1", "problem": "What is 1+1
 
 
 def read_conversations(path: Path, limit: int | None = None) -> list[sft.Conversation]:
-    """Read all conversations of a JSONL file (the first ``limit``).
-
-    Raises:
-        UserError: a line is wrong; the error names the first such line and its field.
-    """
+    """An error names the first wrong line and its field."""
     return read_lines(path, limit, _conversation, lambda c: c.id, _CONVERSATION)
 
 
 def read_suffixes(path: Path, limit: int | None = None) -> list[sft.Suffix]:
-    """Read all suffix samples of a JSONL file (the first ``limit``).
-
-    Raises:
-        UserError: a line is wrong; the error names the first such line and its field.
-    """
+    """An error names the first wrong line and its field."""
     return read_lines(path, limit, _suffix, lambda s: s.id, _SUFFIX)
 
 
 def write_samples(path: Path, samples: Sequence[sft.Conversation | sft.Suffix]) -> None:
-    """Write samples as JSON lines; the file appears complete or not at all."""
+    """As JSON lines; the file appears complete or not at all."""
     write_text(path, sample_lines(samples))
 
 
 def sample_lines(samples: Sequence[sft.Conversation | sft.Suffix]) -> str:
-    """Samples as JSON lines: the content of a data file."""
     return "".join(json.dumps(_row(s), ensure_ascii=False) + "\n" for s in samples)
 
 

@@ -9,22 +9,20 @@ from mrt_hpc.mrt.sft import MaskedTokens
 
 
 class SftConversations(SupervisedAlgorithm):
-    """Learn every turn of the assistant in given conversations, see ``data``."""
+    """Every turn of the assistant in given conversations is learnt, see ``data``."""
 
     data_form: ClassVar[str] = "conversations"
     type: Literal["sft_conversations"] = "sft_conversations"
 
     def samples(self, source: SampleSource) -> Iterator[MaskedTokens]:
-        """Return all conversations."""
         return map(source.conversation, read_conversations(source.train_data))
 
 
 class SftSuffix(SupervisedAlgorithm):
-    """Learn a suffix, given the problem and a prefix that another model wrote, see ``data``."""
+    """A suffix is learnt, given the problem and a prefix that another model wrote, see ``data``."""
 
     data_form: ClassVar[str] = "suffixes"
     type: Literal["sft_suffix"] = "sft_suffix"
 
     def samples(self, source: SampleSource) -> Iterator[MaskedTokens]:
-        """Return all suffixes."""
         return map(source.suffix, read_suffixes(source.train_data))

@@ -1,6 +1,4 @@
-"""STaR: the starting policy's right traces, learnt by likelihood; and MRT by likelihood, which learns those of them
-whose episodes make progress.
-"""
+"""STaR: the starting policy's right traces, learnt by likelihood; and those of them whose episodes make progress."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Star(SupervisedAlgorithm, Refreshed):
-    """Learn the right ones of ``sampling.rollouts_per_problem`` traces that the starting policy sampled.
+    """Learn the right ones of ``sampling.rollouts_per_problem`` traces of the starting policy.
 
     Source: Zelikman et al. (2022); paper, Section 7.
     """
@@ -32,14 +30,12 @@ class Star(SupervisedAlgorithm, Refreshed):
     """The maximum number of traces per problem; null keeps all right ones."""
 
     def samples(self, source: SampleSource) -> Iterator[MaskedTokens]:
-        """Return the right traces of every problem."""
-        return (source.trace(group.rollouts[i]) for group in source.collected() for i in self._kept(group))
+        return (source.trace(group.rollouts[i]) for group in source.collected() for i in self._kept_indices(group))
 
-    def _kept(self, group: "Group") -> list[int]:
+    def _kept_indices(self, group: "Group") -> list[int]:
         return select_correct([float(is_whole(r)) for r in group.rollouts], keep=self.keep)
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a ``keep`` above the number of sampled traces."""
         check_keep(self.keep, recipe)
 
 
@@ -58,10 +54,9 @@ class MrtStar(SupervisedAlgorithm, Refreshed):
     """The minimum progress of an episode before the cut; a trace with an episode there below it is dropped."""
 
     def samples(self, source: SampleSource) -> Iterator[MaskedTokens]:
-        """Return the progressing traces of every problem."""
-        return (masked for group in source.collected() for masked in self._selected(group, source))
+        return (masked for group in source.collected() for masked in self._selected_samples(group, source))
 
-    def _selected(self, group: "Group", source: SampleSource) -> list[MaskedTokens]:
+    def _selected_samples(self, group: "Group", source: SampleSource) -> list[MaskedTokens]:
         values = [values_of(group, r) for r in group.rollouts]
         rewards = [float(is_whole(r)) for r in group.rollouts]
         ranked = select_progressing(rewards, values, threshold=self.threshold)
@@ -70,7 +65,7 @@ class MrtStar(SupervisedAlgorithm, Refreshed):
         return list(islice((masked for masked in samples if masked is not None), self.keep))
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a prover that samples no answers, and a ``keep`` above the number of sampled traces."""
+        """Refuse a prover that samples no answers, and a ``keep`` above the sampled traces."""
         prover = recipe.prover
         if prover is not None and (prover.thinks_on or not prover.samples_answers):
             raise misfit(
@@ -82,8 +77,8 @@ class MrtStar(SupervisedAlgorithm, Refreshed):
 
 
 def _cut(group: "Group", rollout: Rollout, boundary: int, source: SampleSource) -> MaskedTokens | None:
-    """Return the first episodes of a trace with the closing and answer of a right branch; the whole trace where nothing
-    is cut off; None where no branch from there was right.
+    """The first episodes of a trace with the closing and answer of a right branch; the whole trace where nothing is cut
+    off; None without a right branch.
     """
     if boundary == len(rollout.boundaries) - 1:
         return source.trace(rollout)
@@ -94,4 +89,4 @@ def _cut(group: "Group", rollout: Rollout, boundary: int, source: SampleSource) 
     # The text before the closing tag is the prover's, and mu may be a model with another tokenizer.
     closing = source.prompter.ids(source.recipe.prompt.thought_end + branch.text)
     prefix = rollout.prefix(boundary)
-    return mask_suffix(trace_name(rollout), rollout.prompt_ids, [], [*prefix, *source.ended(closing)])
+    return mask_suffix(trace_name(rollout), rollout.prompt_ids, [], [*prefix, *source.append_end_token(closing)])

@@ -1,8 +1,7 @@
 """``mrt-hpc analyze extrapolate``: accuracy against the budget of thinking, up to and past that of the training.
 
-The evaluation continues each thought by words in place of its end (mode ``extrapolation``) and asks for values at some
-of the extensions. The value there is how often a model answers right that is made to stop at this budget. Thoughts that
-end before their budget use fewer tokens than it allows, so what they used stands beside it.
+The value at an extension is how often a model stopped at this budget answers right. Thoughts that end earlier use fewer
+tokens than the budget, so these stand beside it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from mrt_hpc.analysis.analysis_files import (
     Analysis,
     DataTable,
-    against_first,
+    comparisons_with_first,
     gain_table,
     interval_cells,
     interval_text,
@@ -27,15 +26,13 @@ from mrt_hpc.analysis.problem_measures import MeanMeasure, tokens_at
 from mrt_hpc.recipe.choices import Boundaries
 
 MEANT = (Boundaries.EXTENSIONS,)
-"""The samples that this analysis makes sense of."""
 
 USED = "tokens used are those of the thought up to the budget; the answer that is forced there is not counted"
-"""What stands beside the budgets, in words."""
 
 
 @dataclass(frozen=True)
 class AccuracyAt(MeanMeasure):
-    """How often a model answers right that is made to stop at a budget."""
+    """How often a model stopped at a budget answers right."""
 
     budget: int
     boundary: int
@@ -43,11 +40,9 @@ class AccuracyAt(MeanMeasure):
 
     @property
     def name(self) -> str:
-        """The name, with the budget."""
         return f"accuracy at {self.budget} tokens"
 
     def terms(self, model: ModelSamples) -> dict[str, NDArray[np.float64]]:
-        """[n] the value at the boundary of each trace, by problem."""
         return {
             problem: np.array([trace.boundaries[self.boundary].value for trace in traces], float)
             for problem, traces in model.problems.items()
@@ -56,14 +51,12 @@ class AccuracyAt(MeanMeasure):
 
 @dataclass(frozen=True)
 class ModelExtrapolation:
-    """The accuracy of one model at each budget."""
-
     name: str
     budgets: tuple[int, ...]
     by_problem: tuple[dict[str, float], ...]
-    """[budgets] the accuracy of each problem."""
+    """[budgets] by problem."""
     used: tuple[float, ...]
-    """[budgets] the tokens of the thoughts up to there, the mean over the traces of a problem, then over problems."""
+    """[budgets] the thoughts' tokens up to there, the mean over the traces of a problem, then over problems."""
 
     @property
     def accuracy(self) -> tuple[IntervalEstimate, ...]:
@@ -77,14 +70,7 @@ class ModelExtrapolation:
 
 
 def analyse_extrapolation(models: Sequence[ModelSamples]) -> Analysis:
-    """The accuracy of several models past the budget of their training.
-
-    Args:
-        models: on the same benchmark, whose mode is ``extrapolation``.
-
-    Raises:
-        UserError: a model was evaluated in another way, without values, or at other budgets than the first.
-    """
+    """The models' mode is ``extrapolation``, with values at the same budgets."""
     for model in models:
         model.require_boundaries(*MEANT)
         model.require_values()
@@ -103,7 +89,7 @@ def analyse_extrapolation(models: Sequence[ModelSamples]) -> Analysis:
 
 
 def extrapolation_of(model: ModelSamples) -> ModelExtrapolation:
-    """The accuracy of a model at each of its budgets; boundary j stands for budget j - 1."""
+    """Boundary j stands for budget j - 1."""
     measures = [AccuracyAt(budget, number + 1) for number, budget in enumerate(model.budgets)]
     values = tuple(measure.values(model) for measure in measures)
     return ModelExtrapolation(
@@ -112,7 +98,7 @@ def extrapolation_of(model: ModelSamples) -> ModelExtrapolation:
 
 
 def tokens_used(model: ModelSamples, boundary: int) -> float:
-    """The tokens of the thoughts up to a boundary; a budget limits these, and not the answer that is forced there."""
+    """A budget limits the thoughts, and not the answer forced there."""
     used = [[tokens_at(t.boundaries[boundary], "sampled", 0) for t in traces] for traces in model.problems.values()]
     return float(np.mean([np.mean(mine) for mine in used]))
 
@@ -127,7 +113,6 @@ def _table(by_model: Sequence[ModelExtrapolation]) -> DataTable:
 
 
 def _figure(by_model: Sequence[ModelExtrapolation]) -> LineFigure:
-    """By the budget, and by the tokens that were used of it."""
     allowed = tuple(line_of(m.name, m.budgets, m.accuracy) for m in by_model)
     used = tuple(line_of(m.name, m.used, m.accuracy) for m in by_model)
     label = "accuracy when made to stop (95 % interval)"
@@ -153,12 +138,8 @@ def _summary(by_model: Sequence[ModelExtrapolation]) -> DataTable:
 def _verdicts(
     models: Sequence[ModelSamples], by_model: Sequence[ModelExtrapolation], corrected: Mapping[str, float]
 ) -> tuple[str, ...]:
-    """Whether thinking longer helps each model, and whether the models can be distinguished at the last budget.
-
-    Args:
-        models: the samples.
-        by_model: what was found of each.
-        corrected: by model, the corrected p-value of its gain at the last budget, if that is not the first.
+    """Whether thinking longer helps each model, and how the models differ at the last budget. ``corrected`` holds
+    p-values of gains there, if that is not the first budget.
     """
     at_last = [(model, model.gain[-1]) for model in by_model]
     longer = [
@@ -167,7 +148,7 @@ def _verdicts(
         f"{interval_text(gain.interval, signed=True)}, {_word(gain, corrected.get(model.name, 1.0))}"
         for model, gain in at_last
     ]
-    return (*longer, *against_first(models, AccuracyAt(by_model[0].budgets[-1], len(by_model[0].budgets))))
+    return (*longer, *comparisons_with_first(models, AccuracyAt(by_model[0].budgets[-1], len(by_model[0].budgets))))
 
 
 def _word(gain: MeanGain, corrected_p: float) -> str:

@@ -21,35 +21,29 @@ Cell = str | int | float
 
 @dataclass(frozen=True)
 class DataTable:
-    """A table with named columns."""
-
     name: str
-    """The name of its file, without an ending."""
+    """Of its file, without an ending."""
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """The result of one analysis."""
-
     tables: tuple[DataTable, ...]
     """All numbers, a CSV file each."""
     figures: tuple[LineFigure, ...]
     summary: DataTable
-    """The few numbers that the command prints."""
     verdicts: tuple[str, ...] = ()
-    """Sentences on what the numbers show."""
     remarks: tuple[str, ...] = ()
-    """Sentences on what was left out, or on how to read the numbers."""
+    """On what was left out, or how to read the numbers."""
 
 
 def write_analysis(analysis: Analysis, directory: Path) -> list[Path]:
-    """Write the tables as CSV and the figures as PNG and SVG, each whole. Returns their paths."""
+    """The tables become CSV and the figures PNG and SVG, each whole; returns their paths."""
     paths = []
     for table in analysis.tables:
         path = directory / f"{table.name}.csv"
-        write_text(path, as_csv(table))
+        write_text(path, table_csv(table))
         paths.append(path)
     for figure in analysis.figures:
         drawn = [directory / f"{figure.name}.{ending}" for ending in ("png", "svg")]
@@ -59,12 +53,12 @@ def write_analysis(analysis: Analysis, directory: Path) -> list[Path]:
 
 
 def name_of_file(*parts: str) -> str:
-    """The name of a file from words that may have spaces and slashes."""
+    """The words may have spaces and slashes."""
     return re.sub(r"[^\w.-]+", "_", "_".join(parts))
 
 
-def as_csv(table: DataTable) -> str:
-    """The table as CSV. Numbers have ten digits; one that does not exist is an empty cell."""
+def table_csv(table: DataTable) -> str:
+    """Numbers have ten digits; one that does not exist is an empty cell."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(table.columns)
@@ -79,19 +73,14 @@ def _text(cell: Cell) -> str:
 
 
 def interval_cells(estimate: IntervalEstimate) -> tuple[float, float, float]:
-    """Mean, lower and upper end, as cells of a table."""
     return estimate.mean, estimate.low, estimate.high
 
 
 def gain_table(
     name: str, columns: Sequence[str], gains: Sequence[tuple[tuple[Cell, ...], MeanGain]]
 ) -> tuple[DataTable, list[float]]:
-    """A row for each of some gains that are shown together, and their p-values with Holm's correction for all of them.
-
-    Args:
-        name: of the table's file.
-        columns: the names of the cells of a row, and of the gain.
-        gains: of each the first cells of its row, and the gain.
+    """A row for each of some gains shown together, and their p-values with Holm's correction for all. Each gain has the
+    first cells of its row.
     """
     corrected = holm([gain.p_value for _, gain in gains])
     rows = [
@@ -102,21 +91,18 @@ def gain_table(
 
 
 def remark_on_correction(what: str, count: int) -> tuple[str, ...]:
-    """A sentence on the p-values of so many comparisons; none where there is one."""
+    """One comparison needs no remark."""
     return (f"p of {what} is corrected for the {count} shown (Holm); intervals are not",) if count > 1 else ()
 
 
-def against_first(
+def comparisons_with_first(
     models: Sequence[ModelSamples], measure: Measure, corrected: Sequence[float] = (), together: int = 1
 ) -> tuple[str, ...]:
-    """What the comparison of each model with the first one shows, a sentence each.
+    """A sentence on each model's comparison with the first one.
 
     Args:
-        models: on the same problems.
-        measure: that is compared.
-        corrected: the p-value of each comparison, where it is one of more that are shown; else it is corrected for
-            these models alone.
-        together: the number of comparisons that these p-values are corrected for.
+        corrected: p-values where further comparisons are shown; else these models alone are corrected for.
+        together: the number of comparisons that these are corrected for.
     """
     first, *others = map(Arm.of, models)
     comparisons = compare([first], [[other] for other in others], [measure])
@@ -133,7 +119,7 @@ def against_first(
 
 
 def interval_text(estimate: IntervalEstimate, digits: int = 3, *, signed: bool = False) -> str:
-    """A mean with its interval, as in ``0.412 (0.35 to 0.47)``."""
+    """A text such as ``0.412 (0.35 to 0.47)``."""
     sign = "+" if signed else ""
     mean, low, high = (f"{number:{sign}.{digits}f}" for number in interval_cells(estimate))
     return f"{mean} ({low} to {high})" if math.isfinite(estimate.low) else f"{mean} (no interval)"

@@ -1,4 +1,4 @@
-"""``mrt-hpc analyze attempts``: how much better the last attempt of a sample is than the first one, as a mean over
+"""``mrt-hpc analyze attempts``: how much better the last attempt of a sample is than the first, as a mean over
 problems, and the number of problems by the difference (paper, Figures 13 and 16).
 """
 
@@ -13,30 +13,26 @@ from mrt_hpc.analysis.figures import Line, LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import paired_difference
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.number_formats import percent
-from mrt_hpc.analysis.rows import without_interval
+from mrt_hpc.analysis.rows import bare_mean
 from mrt_hpc.mrt.votes import RIGHT
 from mrt_hpc.recipe.choices import Boundaries
 
 MEANT = (Boundaries.LAST_ATTEMPT,)
-"""The samples that this analysis makes sense of."""
 BINS = 5
-"""The bins of a histogram between a difference of 0 and one of 1; one more is around 0."""
+"""Between a difference of 0 and one of 1; one more bin is around 0."""
 
 
 @dataclass(frozen=True)
 class ModelAttempts:
-    """The first and the last attempts of one model."""
-
     name: str
     first: dict[str, float]
-    """The mean reward of the first attempts to each problem."""
     last: dict[str, float]
     changes: dict[str, float]
-    """The shares of the samples whose attempts are right or wrong, as ``wrong, then right``."""
+    """Shares of samples by attempts right or wrong, as ``wrong, then right``."""
 
     @property
     def histogram(self) -> dict[float, float]:
-        """The number of problems by the difference of the last attempts to the first ones, the middle of each bin. A
+        """The number of problems by the difference of the last attempts to the first, the middle of each bin. A
         difference between two bins counts one half in each.
         """
         counts = dict.fromkeys(range(-BINS, BINS + 1), 0.0)
@@ -48,14 +44,7 @@ class ModelAttempts:
 
 
 def analyse_attempts(models: Sequence[ModelSamples]) -> Analysis:
-    """The first and the last attempts of several models.
-
-    Args:
-        models: evaluated in attempts, as with mode ``history_conditioned`` or ``linearised``.
-
-    Raises:
-        UserError: a model was evaluated in another way.
-    """
+    """The models' mode has attempts, as ``history_conditioned`` or ``linearised``."""
     for model in models:
         model.require_boundaries(*MEANT)
     by_model = [attempts_of_model(model) for model in models]
@@ -69,7 +58,6 @@ def analyse_attempts(models: Sequence[ModelSamples]) -> Analysis:
 
 
 def attempts_of_model(model: ModelSamples) -> ModelAttempts:
-    """The first and the last attempts of one model."""
     first, last = (
         {p: float(np.mean([t.attempts[place].reward for t in traces])) for p, traces in model.problems.items()}
         for place in (0, -1)
@@ -86,7 +74,6 @@ def _words(trace: EvaluatedTrace) -> str:
 
 
 def _figure(by_model: Sequence[ModelAttempts]) -> LineFigure:
-    """A histogram of each model."""
     panels = tuple(
         Panel(
             f"Last less first attempt of {m.name}", "difference of the mean rewards", "" if number else "problems",
@@ -98,7 +85,7 @@ def _figure(by_model: Sequence[ModelAttempts]) -> LineFigure:
 
 
 def _bars(model: ModelAttempts, colour: int) -> Line:
-    counts = [without_interval(float(count)) for count in model.histogram.values()]
+    counts = [bare_mean(float(count)) for count in model.histogram.values()]
     return replace(line_of(model.name, model.histogram, counts), colour=colour)
 
 

@@ -1,56 +1,65 @@
-"""Compares arms, of one or several runs each, problem by problem, and says in words and in rows of numbers
-what the comparison shows.
-"""
+"""Compares arms, of one or several runs each, problem by problem."""
 
 import csv
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mrt_hpc.analysis import intervals
 from mrt_hpc.analysis.model_samples import other_settings
-from mrt_hpc.analysis.named_models import Arm
-from mrt_hpc.analysis.problem_measures import MajorityAtK, Measure, Regret
-from mrt_hpc.errors import UserError
+from mrt_hpc.analysis.named_models import (
+    Arm,
+    benchmarks_left_out,
+    chosen_benchmarks,
+    compared_arms,
+    evaluated_runs,
+    may_be_paired,
+    read_arms,
+    remarks_on,
+    seed_by_seed,
+)
+from mrt_hpc.analysis.problem_measures import MajorityAtK, Measure, Regret, measure_of
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.mrt.votes import RULE
+from mrt_hpc.run.family import missing_runs
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
 class Side:
-    """One arm in a comparison."""
-
     name: str
     interval: intervals.IntervalEstimate | None
     """None for a mean over benchmarks."""
     samples: int
-    """The samples of the problem that has the fewest."""
+    """Of the problem that has the fewest."""
     means: tuple[float, ...]
     """[S] the mean of each run."""
+    is_mixed: bool = False
 
     @property
     def runs(self) -> int:
-        """S."""
         return len(self.means)
 
     @property
     def mean(self) -> float:
-        """The mean over runs."""
         return math.fsum(self.means) / self.runs
 
     @property
     def deviation(self) -> float | None:
-        """The standard deviation of the means of the runs; None of a single run."""
         return None if self.runs == 1 else statistics.stdev(self.means)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One measure of two arms on the same problems, or its mean over several benchmarks."""
+    """One measure of two arms on the same problems, or its mean over benchmarks."""
 
     measure: Measure
     benchmark: str
@@ -60,44 +69,40 @@ class Comparison:
     left_out: int
     """Problems that not all runs of the two have."""
     gain: intervals.MeanGain
-    """The gain of the second over the first, as a share of ``scale``."""
+    """Of the second over the first, as a share of ``scale``."""
     scale: float
-    """What a share of 1 is worth: 1 for shares, the largest number of tokens for tokens."""
+    """The unit of a share of 1: 1 for shares, the largest number of tokens for tokens."""
     spread: intervals.Spread | None
-    """The spread of the gains, as shares of ``scale``; None where it is not known."""
+    """Of the gains, as shares of ``scale``; None where it is not known."""
     corrected_p: float
-    """The p-value with Holm's correction for all comparisons that were made together."""
+    """With Holm's correction for all comparisons made together."""
     together: int = 1
-    """The number of comparisons that were made together."""
+    paired: bool = False
 
     @property
-    def shown(self) -> bool:
-        """Whether the arms differ by more than chance gives."""
+    def is_significant(self) -> bool:
         return self.corrected_p < intervals.SIGNIFICANCE
 
     @property
     def sides(self) -> tuple[Side, Side]:
-        """Both arms."""
         return self.first, self.second
 
     @property
-    def of_recipes(self) -> bool:
-        """Whether both arms have several seeds, so that the interval holds for others, too."""
+    def has_several_seeds(self) -> bool:
+        """Whether both arms have several seeds, so that the interval holds for other seeds."""
         return min(self.first.runs, self.second.runs) > 1
 
     @property
     def detectable(self) -> float:
-        """The smallest difference that 80 % of such comparisons would show after the correction, in the measure's unit;
-        infinite where a single problem shows nothing.
+        """The smallest difference, in the measure's unit, that 80 % of such comparisons would show after the
+        correction; infinite for a single
+        problem.
         """
         return self.scale * intervals.detectable(self.gain.error, self.gain.degrees, self.together)
 
-    def needed(self, difference: float) -> "Needed | None":
-        """The problems, or the samples, that would show a difference between two models; None where the spread of
-        gains is not known, as in a mean over benchmarks, and for arms of several runs: see ``seeds_needed``.
-
-        Args:
-            difference: in the measure's unit, positive.
+    def needed_size(self, difference: float) -> "Needed | None":
+        """The effort to show a difference, in the measure's unit, between two models. None for arms of several runs,
+        and where the spread of gains is not known (a mean over benchmarks).
         """
         if self.problems < 2 or self.benchmark == MEAN or self.gain.seeds:
             return None
@@ -108,55 +113,57 @@ class Comparison:
         return Needed(intervals.problems_needed(variance, share, self.together), samples, self.spread is not None)
 
     def seeds_needed(self, difference: float) -> int | None:
-        """The seeds in each arm that would show a difference with these problems; see ``intervals.seeds_needed``. None
-        also where an arm has a single run, which shows nothing of other seeds.
+        """In each arm; None for a single run."""
+        return (
+            intervals.seeds_needed(self.gain, difference / self.scale, self.together)
+            if self.has_several_seeds
+            else None
+        )
 
-        Args:
-            difference: in the measure's unit, positive.
-        """
-        return intervals.seeds_needed(self.gain, difference / self.scale, self.together) if self.of_recipes else None
+    def problems_beyond_seeds(self, difference: float) -> int | None:
+        """Only where no number of seeds shows a difference with these."""
+        share, squared = difference / self.scale, sum(part.size for part in self.gain.problems)
+        without = replace(self.gain, seeds=())
+        if not self.has_several_seeds or not squared or not math.isfinite(squared):
+            return None
+        if intervals.detectable(without.error, without.degrees, self.together) <= share:
+            return None
+        return intervals.problems_needed(squared * self.problems, share, self.together)
 
 
 @dataclass(frozen=True)
 class Needed:
-    """What would show a difference."""
-
     problems: int
-    """The problems needed, with as many samples of each as now."""
+    """With as many samples of each as now."""
     samples: int | None
-    """The samples needed of each problem, with as many problems as now; None if no number is enough, or it is not
-    known.
-    """
+    """Of each problem; None if no number is enough, or it is not known."""
     samples_known: bool
 
 
 MEAN = "mean"
-"""Stands for a benchmark in the mean over all of them."""
 
 
-def compare(first: Sequence[Arm], others: Sequence[Sequence[Arm]], measures: Sequence[Measure]) -> list[Comparison]:
-    """Compare each of the other arms with the first, by each measure on each benchmark, and by the mean over the
-    benchmarks where there are several.
+def compare(
+    first: Sequence[Arm], others: Sequence[Sequence[Arm]], measures: Sequence[Measure], *, paired: bool = False
+) -> list[Comparison]:
+    """Compare the other arms with the first, on each benchmark and by the mean over benchmarks.
 
     Args:
-        first: the samples of the first arm, one item a benchmark.
-        others: of each other arm, on the same benchmarks in the same order.
-        measures: what is compared.
-
-    Raises:
-        UserError: two arms share no problem, or their samples do not give a measure.
+        first: one item a benchmark.
+        others: on the same benchmarks in the same order.
+        paired: seed by seed; the runs of all arms then stand in the same order of seeds.
     """
     comparisons = []
     for measure in measures:
         for other in others:
-            pairs = [_on_shared_problems(a, b) for a, b in zip(first, other, strict=True)]
+            pairs = [_restrict_to_shared(a, b) for a, b in zip(first, other, strict=True)]
             single = [
-                _compared(*pair, measure, _left_out(*whole))
+                _compare_arms(*pair, measure, _count_left_out(*whole), paired=paired)
                 for pair, whole in zip(pairs, zip(first, other, strict=True), strict=True)
             ]
             comparisons += single
             if len(single) > 1 and measure.is_share:
-                comparisons.append(_mean(pairs, measure, single))
+                comparisons.append(_mean(pairs, measure, single, paired=paired))
     corrected = intervals.holm([comparison.gain.p_value for comparison in comparisons])
     return [
         replace(comparison, corrected_p=p, together=len(comparisons))
@@ -164,11 +171,10 @@ def compare(first: Sequence[Arm], others: Sequence[Sequence[Arm]], measures: Seq
     ]
 
 
-def _compared(first: Arm, second: Arm, measure: Measure, left_out: int) -> Comparison:
-    """Two arms on the same problems."""
+def _compare_arms(first: Arm, second: Arm, measure: Measure, left_out: int, *, paired: bool) -> Comparison:
     before, after = first.values(measure), second.values(measure)
     scale = 1.0 if measure.is_share else float(max(before.max(), after.max(), 1.0))
-    gain = intervals.crossed_gain([(before / scale, after / scale)])
+    gain = intervals.crossed_gain([(before / scale, after / scale)], paired=paired)
     return Comparison(
         measure,
         first.benchmark,
@@ -180,46 +186,46 @@ def _compared(first: Arm, second: Arm, measure: Measure, left_out: int) -> Compa
         scale=scale,
         spread=_spread(first, second, measure, scale),
         corrected_p=gain.p_value,
+        paired=paired,
     )
 
 
 def _side(arm: Arm, values_SP: intervals.FloatArray, measure: Measure, scale: float) -> Side:
-    """One arm; the interval of its mean is that of the measure for a single run, and over seeds and problems else."""
+    """The interval is the measure's for a single run, else over seeds and problems."""
     means = tuple(math.fsum(values_P) / len(values_P) for values_P in values_SP)
+    return Side(arm.name, _own_interval(arm, values_SP, measure, scale), arm.fewest, means, bool(arm.differing))
+
+
+def _own_interval(
+    arm: Arm, values_SP: intervals.FloatArray, measure: Measure, scale: float
+) -> intervals.IntervalEstimate:
     if len(arm.runs) == 1:
-        return Side(arm.name, measure.interval(arm.runs[0]), arm.fewest, means)
+        return measure.interval(arm.runs[0])
     if measure.is_share:
-        return Side(arm.name, intervals.crossed_share(values_SP), arm.fewest, means)
+        return intervals.crossed_share(values_SP)
     own = intervals.crossed_gain([(np.zeros((1, values_SP.shape[1])), values_SP / scale)]).interval
-    interval = intervals.IntervalEstimate(own.mean * scale, max(0.0, own.low) * scale, own.high * scale)
-    return Side(arm.name, interval, arm.fewest, means)
+    return intervals.IntervalEstimate(own.mean * scale, max(0.0, own.low) * scale, own.high * scale)
 
 
-def _on_shared_problems(first: Arm, second: Arm) -> tuple[Arm, Arm]:
-    """Both arms with the problems that all runs have, in the order of the first.
-
-    Raises:
-        UserError: there is none.
-    """
+def _restrict_to_shared(first: Arm, second: Arm) -> tuple[Arm, Arm]:
+    """The problems that all runs have, at least one, in the order of the first."""
     runs = [*first.runs, *second.runs]
     shared = [problem for problem in runs[0].problems if all(problem in run.problems for run in runs)]
     if not shared:
         raise UserError(
             f"{first.name} and {second.name} have no problem in common on {first.benchmark}",
             value=[problem for run in runs for problem in list(run.problems)[:3]],
-            advice=f"mrt-hpc eval {' '.join(run.source for run in runs)} --suite SUITE",
+            advice=Advice("mrt-hpc eval {source} --suite SUITE", source=[run.source for run in runs]),
         )
-    return first.on(shared), second.on(shared)
+    return first.restrict(shared), second.restrict(shared)
 
 
-def _left_out(first: Arm, second: Arm) -> int:
-    """The number of problems that some runs of two arms have, and others have not."""
+def _count_left_out(first: Arm, second: Arm) -> int:
     problems = [run.problems.keys() for run in (*first.runs, *second.runs)]
     return len(set().union(*problems).difference(set(problems[0]).intersection(*problems)))
 
 
 def _spread(first: Arm, second: Arm, measure: Measure, scale: float) -> intervals.Spread | None:
-    """The parts of the variance of gains between two single runs."""
     if len(first.runs) + len(second.runs) > 2:
         return None
     terms = measure.terms(first.runs[0]), measure.terms(second.runs[0])
@@ -229,9 +235,12 @@ def _spread(first: Arm, second: Arm, measure: Measure, scale: float) -> interval
     return intervals.spread_of(before, after)
 
 
-def _mean(pairs: Sequence[tuple[Arm, Arm]], measure: Measure, single: Sequence[Comparison]) -> Comparison:
-    """The mean over benchmarks, each with the same weight; the runs of an arm are the same on all of them."""
-    gain = intervals.crossed_gain([(first.values(measure), second.values(measure)) for first, second in pairs])
+def _mean(
+    pairs: Sequence[tuple[Arm, Arm]], measure: Measure, single: Sequence[Comparison], *, paired: bool
+) -> Comparison:
+    """Benchmarks have the same weight, and the same runs of an arm."""
+    values = [(first.values(measure), second.values(measure)) for first, second in pairs]
+    gain = intervals.crossed_gain(values, paired=paired)
     return Comparison(
         measure,
         MEAN,
@@ -243,13 +252,14 @@ def _mean(pairs: Sequence[tuple[Arm, Arm]], measure: Measure, single: Sequence[C
         scale=1.0,
         spread=None,
         corrected_p=gain.p_value,
+        paired=paired,
     )
 
 
 def _mean_side(sides: Sequence[Side]) -> Side:
-    """One arm in the mean over benchmarks."""
     means_S = np.mean([side.means for side in sides], axis=0)
-    return Side(sides[0].name, None, min(side.samples for side in sides), tuple(means_S.tolist()))
+    samples = min(side.samples for side in sides)
+    return Side(sides[0].name, None, samples, tuple(means_S.tolist()), sides[0].is_mixed)
 
 
 # -- in words
@@ -266,17 +276,17 @@ def quantity(measure: Measure, amount: float) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """What the comparison shows, in one sentence, and whether it is about recipes or about trained models."""
-    if comparison.shown:
-        return f"{comparison.second.name} is {_direction(comparison)}: {_more(comparison)} ({_about(comparison)})"
+    """The sentence also says whether it is about recipes or trained models."""
+    if comparison.is_significant:
+        found = f"is {_direction(comparison)}: {_more(comparison)}" if comparison.measure.is_share else None
+        return f"{comparison.second.name} {found or f'takes {_more(comparison)}'} ({_about(comparison)})"
     corrected = " after the correction" if comparison.gain.p_value < intervals.SIGNIFICANCE else ""
-    seeds = f"{_seeds(comparison)} on " if comparison.of_recipes else ""
+    seeds = f"{_seeds(comparison)} on " if comparison.has_several_seeds else ""
     limit = can_show(comparison.measure, comparison.problems, comparison.detectable)
     return f"cannot be distinguished{corrected}: {seeds}{limit}"
 
 
 def _about(comparison: Comparison) -> str:
-    """What a verdict is about."""
     alone = [side.name for side in comparison.sides if side.runs == 1]
     if not alone:
         return _seeds(comparison)
@@ -286,17 +296,14 @@ def _about(comparison: Comparison) -> str:
 
 
 def _seeds(comparison: Comparison) -> str:
-    return f"{comparison.first.runs} and {comparison.second.runs} seeds"
+    mixed = " and ".join(side.name for side in comparison.sides if side.is_mixed)
+    runs = f"{comparison.first.runs} and {comparison.second.runs} {'runs' if mixed else 'seeds'}"
+    runs = f"{comparison.first.runs} seeds, paired" if comparison.paired else runs
+    return f"{runs}, of several recipes in {mixed}" if mixed else runs
 
 
 def can_show(measure: Measure, problems: int, smallest: float) -> str:
-    """What so many problems can show, in words.
-
-    Args:
-        measure: that is compared.
-        problems: how many there are.
-        smallest: the smallest difference that they can show, in the measure's unit.
-    """
+    """``smallest`` is the smallest difference that so many problems show, in the measure's unit."""
     if not math.isfinite(smallest):
         return "a single problem shows nothing of others"
     if measure.is_share and smallest > 1:
@@ -315,29 +322,27 @@ def _direction(comparison: Comparison) -> str:
 
 
 def requirement(comparison: Comparison, difference: float) -> str | None:
-    """What would show a difference, in one sentence; None where it is not known.
-
-    Args:
-        comparison: of two models.
-        difference: in the measure's unit, positive.
-    """
+    """The effort to show a ``difference`` between two models; None where it is not known."""
     start = f"to distinguish {quantity(comparison.measure, difference)}: "
-    if comparison.of_recipes:
-        seeds = comparison.seeds_needed(difference)
+    if comparison.has_several_seeds:
+        seeds, problems = comparison.seeds_needed(difference), comparison.problems_beyond_seeds(difference)
+        these = f"with these {plural(comparison.problems, 'problem')}"
+        if problems is not None:
+            return f"{start}no number of seeds is enough {these}; it takes {plural(problems, 'problem')} at least"
         told = f"{seeds:,}" if seeds is not None else f"more than {intervals.MOST_SEEDS:,}"
-        return f"{start}{told} seeds in each arm with these {counted(comparison.problems, 'problem')}"
-    needed = comparison.needed(difference)
+        return f"{start}{told} seeds in each arm {these}"
+    needed = comparison.needed_size(difference)
     if needed is None:
         return None
-    start += f"{counted(needed.problems, 'problem')} "
+    start += f"{plural(needed.problems, 'problem')} "
     samples = min(comparison.first.samples, comparison.second.samples)
-    return f"{start}with {counted(samples, 'sample')} each; or {_enough_samples(needed, comparison)}"
+    return f"{start}with {plural(samples, 'sample')} each; or {_enough_samples(needed, comparison)}"
 
 
 def _enough_samples(needed: Needed, comparison: Comparison) -> str:
-    these = f"with these {counted(comparison.problems, 'problem')}"
+    these = f"with these {plural(comparison.problems, 'problem')}"
     if needed.samples is not None:
-        return f"{counted(needed.samples, 'sample')} each {these}"
+        return f"{plural(needed.samples, 'sample')} each {these}"
     if needed.samples_known:
         return f"no number of samples {these}: they differ too much among themselves"
     return f"more samples, how many is not known: {_why_samples_are_not_known(comparison)}"
@@ -351,8 +356,7 @@ def _why_samples_are_not_known(comparison: Comparison) -> str:
     return "no sample gains or loses more than another"
 
 
-def counted(number: int, what: str) -> str:
-    """A number with its noun: ``1 problem``, ``1,200 problems``."""
+def plural(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
@@ -361,18 +365,15 @@ def counted(number: int, what: str) -> str:
 
 
 def row_of(comparison: Comparison, points: float) -> dict[str, Any]:
-    """A comparison in plain numbers, shares in [0, 1] or tokens, by the columns of the CSV file.
+    """The columns of the CSV file: plain numbers, shares in [0, 1] or tokens.
 
-    ``detectable`` is the smallest difference that 80 % of such comparisons would show, None where a single problem
-    shows nothing. ``asked`` is the difference that the next three columns are about; ``seeds_needed`` are those of each
-    arm where both have several runs, None where more than a thousand are needed.
-
-    Args:
-        comparison: of two models.
-        points: the difference to be shown, see ``asked_difference``.
+    ``detectable`` is None for infinity. ``asked`` is the difference (``points``) that the next three columns are about.
+    ``seeds_needed`` are those of each arm where both have
+    several runs, None above a thousand; where no number is enough, ``problems_needed`` says
+    how many problems there have to be at least.
     """
     asked = asked_difference(comparison, points)
-    needed = comparison.needed(asked)
+    needed = comparison.needed_size(asked)
     gain, scale = comparison.gain.interval, comparison.scale
     return {
         "benchmark": comparison.benchmark,
@@ -387,7 +388,7 @@ def row_of(comparison: Comparison, points: float) -> dict[str, Any]:
         "corrected_p": comparison.corrected_p,
         "detectable": finite(comparison.detectable),
         "asked": asked,
-        "problems_needed": None if needed is None else needed.problems,
+        "problems_needed": comparison.problems_beyond_seeds(asked) if needed is None else needed.problems,
         "samples_needed": None if needed is None else needed.samples,
         "seeds_needed": comparison.seeds_needed(asked),
         "verdict": verdict(comparison),
@@ -396,7 +397,6 @@ def row_of(comparison: Comparison, points: float) -> dict[str, Any]:
 
 
 def _columns(which: str, side: Side) -> dict[str, Any]:
-    """The columns of one side: its runs, each with a seed of its own, and None for the deviation of a single run."""
     low, high = (None, None) if side.interval is None else map(finite, (side.interval.low, side.interval.high))
     return {
         which: side.name,
@@ -410,17 +410,16 @@ def _columns(which: str, side: Side) -> dict[str, Any]:
 
 
 def finite(number: float) -> float | None:
-    """The number, or None where it is infinite: JSON has no such number."""
+    """JSON lacks infinity, which becomes None."""
     return number if math.isfinite(number) else None
 
 
 def asked_difference(comparison: Comparison, points: float) -> float:
-    """The difference of so many percentage points in the measure's unit; of tokens, per cent of the first model's."""
+    """So many percentage points in the measure's unit; of tokens, per cent of the first model's."""
     return points / 100 * (1.0 if comparison.measure.is_share else comparison.first.mean)
 
 
 def csv_of(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as CSV with a heading."""
     stream = StringIO()
     writer = csv.DictWriter(stream, [*rows[0]], lineterminator="\n")
     writer.writeheader()
@@ -429,23 +428,21 @@ def csv_of(rows: Sequence[dict[str, Any]]) -> str:
 
 
 FEW = 10
-"""Below so many problems an interval depends on how the gains are distributed."""
+"""Below so many problems an interval depends on how gains are distributed."""
 
 
 def notes(comparisons: Sequence[Comparison], arms: Sequence[Sequence[Arm]]) -> list[str]:
-    """What a reader has to know beside the numbers, a sentence each.
-
-    Args:
-        comparisons: all that were made together.
-        arms: the samples of each arm, one item a benchmark.
-    """
     several = any(len(arm[0].runs) > 1 for arm in arms)
+    runs = [[run for arm in of_benchmark for run in arm.runs] for of_benchmark in zip(*arms, strict=True)]
+    sentences = [note for mine in runs for note in other_settings(mine[0], mine[1:], seeds=not several)]
+    sentences += filter(None, map(_unequal_arms_remark, comparisons))
+    sentences += (_missing_problems_remark(comparison) for comparison in comparisons if comparison.left_out)
+    sentences += (_few_problems_remark(comparison) for comparison in comparisons if comparison.problems < FEW)
+    sentences += _seed_remarks(comparisons)
     over = "problems, and over the seeds of an arm of several runs" if several else "problems"
-    sentences = [
+    sentences.append(
         f"intervals are 95 %, over {over}; a difference that can be shown is found in 80 % of such comparisons"
-    ]
-    sentences += _on_seeds(comparisons)
-    sentences += filter(None, dict.fromkeys(_on_unequal_arms(comparison) for comparison in comparisons))
+    )
     if len(comparisons) > 1:
         corrected = f"p, verdicts and differences that can be shown are corrected for {len(comparisons)} comparisons"
         sentences.append(f"{corrected} (Holm); intervals are not")
@@ -456,40 +453,42 @@ def notes(comparisons: Sequence[Comparison], arms: Sequence[Sequence[Arm]]) -> l
         sentences.append(
             f"regret of all counts the {first.counted} tokens, as evaluation.regret_tokens of {first.name}"
         )
-    sentences += dict.fromkeys(_on_problems(comparison) for comparison in comparisons if comparison.left_out)
-    sentences += dict.fromkeys(_on_few(comparison) for comparison in comparisons if comparison.problems < FEW)
-    runs = [[run for arm in of_benchmark for run in arm.runs] for of_benchmark in zip(*arms, strict=True)]
-    return sentences + [note for mine in runs for note in other_settings(mine[0], mine[1:], seeds=not several)]
+    return list(dict.fromkeys(sentences))
 
 
-def _on_seeds(comparisons: Sequence[Comparison]) -> list[str]:
-    """How far the runs of an arm differ, and what follows where an arm has a single one."""
-    sentences = list(
-        dict.fromkeys(
-            _on_seeds_of(side, comparison) for comparison in comparisons for side in comparison.sides if side.runs > 1
-        )
-    )
-    if all(comparison.of_recipes for comparison in comparisons):
+def _seed_remarks(comparisons: Sequence[Comparison]) -> list[str]:
+    of_arms: dict[str, list[tuple[Side, Comparison]]] = defaultdict(list)
+    for comparison in comparisons:
+        for side in comparison.sides if comparison.benchmark != MEAN else ():
+            of_arms[side.name].append((side, comparison))
+    found = [max(of_arm, key=_relative_deviation) for of_arm in of_arms.values() if of_arm[0][0].runs > 1]
+    sentences = [_seed_spread_text(side, comparison) for side, comparison in found]
+    if all(comparison.has_several_seeds for comparison in comparisons):
         return sentences
     about = "a verdict with a single run on a side is about trained models and not about recipes"
     other = "another training seed of the same recipe may differ from it by about as much"
     return [f"{about}: {other}; --arm NAME=RUN,RUN,... takes the seeds of a recipe as one arm", *sentences]
 
 
-def _on_seeds_of(side: Side, comparison: Comparison) -> str:
+def _relative_deviation(found: tuple[Side, Comparison]) -> float:
+    side, comparison = found
+    return (side.deviation or 0.0) / comparison.scale
+
+
+def _seed_spread_text(side: Side, comparison: Comparison) -> str:
     most, deviation = (quantity(comparison.measure, x) for x in (float(np.ptp(side.means)), side.deviation or 0.0))
     where = f"{comparison.measure.name} on {comparison.benchmark}"
     return f"the {side.runs} seeds of {side.name} differ by up to {most} in {where} (standard deviation {deviation})"
 
 
-UNEQUAL = {2: (3, "3 to 12"), 3: (6, "4 to 8"), 4: (8, "3 to 7")}
-"""By the seeds of the smaller arm: from how many of the other one on its interval may call equal recipes different more
-often than in 5 %, and how often it does, per cent, with seeds that differ as much in both arms, or twice as much in one
-(``Recipes`` of ``tests/support/simulated_arms.py``, 300 problems like AIME and MATH500, 1,000 comparisons of each)."""
+UNEQUAL = {2: (3, "3 to 10"), 3: (6, "4 to 9"), 4: (8, "4 to 8")}
+"""By the seeds of the smaller arm: the size of the other one from which its interval may call equal recipes different
+in more than 5 %, and how often (per cent). Seeds differ as much in both arms, or twice as much in one (``Recipes`` of
+``tests/support/simulated_arms.py``, 300 problems, 1,000 comparisons of each).
+"""
 
 
-def _on_unequal_arms(comparison: Comparison) -> str | None:
-    """How often the interval of a small arm against a large one errs; None where it does not more than it says."""
+def _unequal_arms_remark(comparison: Comparison) -> str | None:
     few, many = sorted(comparison.sides, key=lambda side: side.runs)
     least, errs = UNEQUAL.get(few.runs, (math.inf, ""))
     if many.runs < least:
@@ -500,14 +499,75 @@ def _on_unequal_arms(comparison: Comparison) -> str | None:
     )
 
 
-def _on_problems(comparison: Comparison) -> str:
+def _missing_problems_remark(comparison: Comparison) -> str:
     names = f"{comparison.first.name} and {comparison.second.name}"
     return f"{comparison.left_out} problems of {comparison.benchmark} are left out, which not both of {names} have"
 
 
-def _on_few(comparison: Comparison) -> str:
+def _few_problems_remark(comparison: Comparison) -> str:
     return (
-        f"{comparison.benchmark} has {counted(comparison.problems, 'problem')}: with fewer than {FEW} an interval "
+        f"{comparison.benchmark} has {plural(comparison.problems, 'problem')}: with fewer than {FEW} an interval "
         "assumes that gains follow a normal distribution; where a few problems gain much more than the others, it "
         "holds the truth less often than it says"
     )
+
+
+# -- what a user asks for ----------------------------------------------------------------------------------------------
+
+
+PAIRING = (
+    "the runs of each seed began with the same weights: --paired compares the arms seed by seed; choose it before you "
+    "see what it shows, or not at all"
+)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The comparisons that a user has asked for."""
+
+    comparisons: tuple[Comparison, ...]
+    rows: tuple[dict[str, Any], ...]
+    """Of each comparison, its numbers and what they show."""
+    notes: tuple[str, ...]
+    """What a reader has to know of the numbers, a sentence each."""
+
+    def table(self) -> "pa.Table":
+        """The rows."""
+        import pyarrow as pa
+
+        return pa.Table.from_pylist(list(self.rows))
+
+
+def compare_named(
+    what: Sequence[str],
+    typed_arms: Sequence[str] = (),
+    benchmarks: Sequence[str] = (),
+    measures: Sequence[str] = ("pass@1",),
+    *,
+    difference: float = 1.0,
+    paired: bool = False,
+    trust: bool = False,
+) -> Compared:
+    """Compare models and arms with the first of them.
+
+    Args:
+        what: runs and evaluations, see ``named_models``.
+        typed_arms: ``NAME=RUN,RUN,...``; compared with the models named alone.
+        benchmarks: empty for all that the models share.
+        difference: in percentage points.
+        trust: import code of the runs also where another user can change it.
+    """
+    measured = [measure_of(name) for name in measures]
+    asked = compared_arms(what, typed_arms, trust=trust)
+    models = [model for arm in asked for model in arm.models]
+    chosen = chosen_benchmarks(models, benchmarks)
+    named, late = evaluated_runs(asked, chosen)
+    if paired:
+        named = seed_by_seed(named, chosen)
+    arms = read_arms(named, chosen, graded=any(measure.is_graded for measure in measured))
+    comparisons = compare(arms[0], arms[1:], measured, paired=paired)
+    missing = missing_runs([*what, *(run for arm in typed_arms for run in arm.partition("=")[2].split(","))])
+    left_out = () if benchmarks else benchmarks_left_out(models, chosen)
+    pairing = () if paired or not may_be_paired(named, chosen) else (PAIRING,)
+    remarks = [*remarks_on(named, chosen), *late, *missing, *left_out, *notes(comparisons, arms), *pairing]
+    return Compared(tuple(comparisons), tuple(row_of(one, difference) for one in comparisons), tuple(remarks))

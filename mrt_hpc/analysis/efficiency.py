@@ -1,10 +1,9 @@
-"""``mrt-hpc analyze efficiency``: accuracy against the tokens that are allowed, the tokens to a given accuracy, and the
-ratio of these between models. A trace that is stopped early has to answer, and this answer counts as the own answer of
-a complete trace does: else a model whose thoughts are stopped would seem to need fewer tokens than it does.
+"""``mrt-hpc analyze efficiency``: accuracy against allowed tokens, the tokens to an accuracy, and their ratio between
+models. The tokens of a forced answer count too: else a model whose thoughts are stopped would seem cheaper than it is.
 
-Intervals are percentiles of a bootstrap over problems, the same draws for all models. The percentiles lie further out
-the fewer problems there are, as Student's t says (Hesterberg 2015, *The American Statistician* 69, 371-386). With 30
-problems they hold the truth in 93 to 96 % of simulated evaluations (``tests/unit/test_coverage.py`` repeats some).
+Intervals are percentiles of a bootstrap over problems, the same draws for all models, further out the fewer problems
+there are (Hesterberg 2015, *The American Statistician* 69, 371-386). With 30 problems they hold the truth in 93 to 96 %
+of simulated evaluations (``tests/unit/test_coverage.py``).
 """
 
 import math
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, remark_on_correction
-from mrt_hpc.analysis.comparing import FEW, counted
+from mrt_hpc.analysis.comparing import FEW, plural
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import SIGNIFICANCE, IntervalEstimate, holm, share_interval, t_quantile, two_sided_p
 from mrt_hpc.analysis.model_samples import SUITE_WITH, Counted, EvaluatedTrace, ModelSamples
@@ -26,102 +25,86 @@ from mrt_hpc.mrt.regret import TraceCurve, first_reached, reward_within
 from mrt_hpc.recipe.choices import Boundaries
 
 MEANT = (Boundaries.EPISODES,)
-"""The samples that this analysis makes sense of: of several attempts, a finished one would count as nothing until the
-last one has ended.
-"""
+"""Of several attempts, a finished one would count as nothing until the last one ends."""
 POINTS = 256
-"""The number of steps in which the allowed tokens grow."""
 DRAWS = 10_000
-"""The number of bootstrap draws, two seconds of three models and accuracies on 500 problems. It limits how small p may
-be: with 8 problems 0.010, and 0.018 with 2,000 draws."""
+"""They take two seconds for three models and accuracies on 500 problems. Draws limit how small p may be: with 8
+problems 0.010, and 0.018 with 2,000 draws.
+"""
 TENTHS = (0.5, 0.7, 0.9)
-"""The default accuracies, as shares of the best accuracy that all models reach; at most 0.9, see ``default_levels``."""
+"""The default accuracies, as shares of the best one that all models reach."""
 NOT_REACHED = "not reached"
 COUNTED: dict[Counted, str] = {
     "sampled": "tokens counted: the sampled ones of the thought and of the answer, the trace's own or a forced one",
     "all": "tokens counted: prompt, thought, the prover's text, and the answer, the trace's own or a forced one",
 }
-"""What counts as a token, in words."""
 
 
 @dataclass(frozen=True)
 class LimitedTrace:
-    """One trace, as far as a limit of tokens decides what it gives."""
+    """The reward of one trace within a limit of tokens."""
 
     tokens: float
-    """Of the complete trace with its own answer, or with a forced one where the limit cut it."""
+    """Of the complete trace with its own answer, or a forced one where the limit cut it."""
     reward: float
     curve: TraceCurve | None
-    """Its values, by the tokens of an answer that is forced at each boundary; None where it was not valued."""
+    """By the tokens of an answer forced at each boundary; None where it was not valued."""
 
     @property
     def most(self) -> float:
-        """The tokens from which on more tokens change nothing."""
+        """The tokens from which on more change nothing."""
         return self.tokens if self.curve is None else max(self.tokens, float(self.curve.tokens[-1]))
 
 
 @dataclass(frozen=True)
 class ModelEfficiency:
-    """The accuracy of one model against allowed tokens."""
-
     name: str
     allowed: NDArray[np.float64]
     """[C] tokens, ascending from 0."""
     accuracy: NDArray[np.float64]
-    """[P, C] of each problem, in the order of the first model's problems."""
+    """[P, C] in the order of the first model's problems."""
 
     @property
     def mean(self) -> NDArray[np.float64]:
-        """[C] the mean over problems."""
         return self.accuracy.mean(axis=0)
 
 
 @dataclass(frozen=True)
 class TokensTo:
-    """The tokens that a model needs for an accuracy; infinite where it does not reach it."""
+    """The tokens to an accuracy; infinite where a model does not reach it."""
 
     model: str
     level: float
     tokens: IntervalEstimate
     ratio: IntervalEstimate
-    """The ratio to the tokens of the first model; NaN where neither reaches the accuracy."""
+    """To the tokens of the first model; NaN where neither reaches the accuracy."""
     undefined: float
-    """The share of the draws in which neither reaches it, which the interval of the ratio leaves out."""
+    """Draws in which neither reaches it, which the ratio's interval leaves out."""
     p: float
-    """The p-value of a ratio other than 1, by the same draws."""
     corrected_p: float = 1.0
-    """The same with Holm's correction for all ratios that are shown."""
+    """By Holm, for all ratios that are shown."""
 
 
 def analyse_efficiency(models: Sequence[ModelSamples], levels: Sequence[float], seed: int) -> Analysis:
-    """Tokens to given accuracies of several models.
-
-    Args:
-        models: evaluated on the same problems; ratios are to the first one.
-        levels: accuracies; empty takes shares of the best accuracy that all models reach.
-        seed: of the bootstrap.
+    """Tokens to given accuracies of several models, on the same problems; ratios are to the first one. Empty ``levels``
+    take shares of the best accuracy that all models reach.
 
     Raises:
         UserError: thoughts were cut or continued at given budgets, so that their lengths are not the models' own; a
-            sample is several attempts; or all tokens are to be counted, and no answers were forced at the prefixes of a
-            model.
+            sample is several attempts; or answers count that no prover drew.
     """
     for model in models:
         model.require_boundaries(*MEANT)
     by_model = efficiencies(models)
     asked = sorted(set(levels)) or default_levels(by_model)
-    results = with_correction([result for level in asked for result in tokens_to(by_model, level, seed)])
+    results = correct_ratios([result for level in asked for result in tokens_to(by_model, level, seed)])
     tables = (_table_of_accuracy(by_model), _table_of_tokens(results))
     figures = (_figure(by_model, models[0].counted),)
     return Analysis(tables, figures, _summary(results), remarks=_remarks(models, by_model, results))
 
 
 def efficiencies(models: Sequence[ModelSamples]) -> list[ModelEfficiency]:
-    """The accuracy of each model, at the same numbers of allowed tokens up to the most tokens of a trace.
-
-    Raises:
-        UserError: see ``analyse_efficiency``.
-    """
+    """All models have the same numbers of allowed tokens, up to the most tokens of a trace."""
     limited = [limited_traces(model) for model in models]
     most = max(trace.most for problems in limited for traces in problems.values() for trace in traces)
     allowed, order = np.linspace(0.0, most, POINTS + 1), list(models[0].problems)
@@ -132,11 +115,6 @@ def efficiencies(models: Sequence[ModelSamples]) -> list[ModelEfficiency]:
 
 
 def limited_traces(model: ModelSamples) -> dict[str, list[LimitedTrace]]:
-    """The traces of each problem, with the tokens that the model's ``counted`` says.
-
-    Raises:
-        UserError: see ``analyse_efficiency``.
-    """
     if model.counted == "all" and model.fewest_forced == 0:
         raise UserError(
             f"{model.name}: no answers were forced at its prefixes, so all tokens cannot be counted",
@@ -148,12 +126,11 @@ def limited_traces(model: ModelSamples) -> dict[str, list[LimitedTrace]]:
 
 
 def limited_trace(trace: EvaluatedTrace, counted: Counted) -> LimitedTrace:
-    """A trace with its tokens, see ``tokens_at``: what stands before its last boundary, and its own answer after that.
+    """A trace with its tokens, see ``tokens_at``: those before its last boundary, and its own answer.
 
-    By ``all`` the own answer thus has the prover's text before it, as a forced one does, and what earlier attempts have
-    sampled is counted before the prompt of the last one. A prover that draws no answers leaves their lengths unknown;
-    they count nothing then. A trace that the limit cut before it answered has no own answer: the one that is forced at
-    its last boundary takes this place.
+    By ``all`` the own answer follows the prover's text, and earlier attempts count before the last one's prompt.
+    Answers that a prover does not draw count nothing. A forced answer stands for the own answer of a trace that the
+    limit cut.
     """
     if not trace.is_valued:
         return LimitedTrace(trace.tokens, trace.reward, None)
@@ -165,28 +142,21 @@ def limited_trace(trace: EvaluatedTrace, counted: Counted) -> LimitedTrace:
 
 
 def accuracy_within(traces: Sequence[LimitedTrace], allowed: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[C] the mean over traces of the expected reward within the allowed tokens."""
+    """[C] the mean expected reward of traces within the allowed tokens."""
     rewards = [reward_within(allowed, trace.tokens, trace.reward, trace.curve) for trace in traces]
     return np.asarray(np.mean(rewards, axis=0))
 
 
 def default_levels(by_model: Sequence[ModelEfficiency]) -> list[float]:
-    """Shares of the best accuracy that all models reach, with two significant digits; none where it is 0.
-
-    Two digits change a number by 5 % at most, so no share becomes 0, and none of up to 0.9 exceeds the best accuracy.
+    """Shares of the best accuracy that all models reach; none where it is 0. Two significant digits change a number by
+    5 % at most, so none of up to 0.9 exceeds the best accuracy.
     """
     best = min(float(model.mean.max()) for model in by_model)
     return sorted({float(f"{best * share:.2g}") for share in TENTHS} - {0.0})
 
 
 def tokens_to(by_model: Sequence[ModelEfficiency], level: float, seed: int) -> list[TokensTo]:
-    """The tokens of each model to an accuracy, with intervals.
-
-    Args:
-        by_model: the models, with the same problems in the same order.
-        level: the accuracy.
-        seed: of the bootstrap.
-    """
+    """All models have the same problems in the same order."""
     problems = len(by_model[0].accuracy)
     weights = bootstrap_weights(problems, seed)
     exact = [float(first_reached(model.allowed, model.mean[None], level)[0]) for model in by_model]
@@ -206,13 +176,9 @@ def tokens_to(by_model: Sequence[ModelEfficiency], level: float, seed: int) -> l
 
 
 def p_of_ratio(draws: NDArray[np.float64], problems: int) -> float:
-    """The two-sided p-value of a ratio other than 1: twice the share of the draws on the other side of 1, where the
-    estimate counts as one more draw (Davison and Hinkley 1997, *Bootstrap Methods*, Section 4.2). The result is widened
-    by Student's t for the number of problems. It is 1 for a single problem, all of whose draws are the same.
-
-    Args:
-        draws: [draws] of the bootstrap; those that do not exist are left out.
-        problems: P.
+    """The two-sided p-value of a ratio other than 1: twice the share of the draws on the other side of 1, the estimate
+    counted as one more draw (Davison and Hinkley 1997, *Bootstrap Methods*, Section 4.2), widened by Student's t for
+    the number of problems; 1 for a single problem.
     """
     defined = draws[~np.isnan(draws)]
     if problems == 1 or not len(defined):
@@ -223,8 +189,8 @@ def p_of_ratio(draws: NDArray[np.float64], problems: int) -> float:
     return two_sided_p(deviates * math.sqrt((problems - 1) / problems), problems - 1)
 
 
-def with_correction(results: Sequence[TokensTo]) -> list[TokensTo]:
-    """The results with Holm's correction for the ratios at all levels and of all models but the first."""
+def correct_ratios(results: Sequence[TokensTo]) -> list[TokensTo]:
+    """Holm's correction, for all ratios."""
     first = results[0].model if results else ""
     corrected = iter(holm([result.p for result in results if result.model != first]))
     return [result if result.model == first else replace(result, corrected_p=next(corrected)) for result in results]
@@ -239,28 +205,19 @@ def bootstrap_weights(problems: int, seed: int) -> NDArray[np.float64]:
 def _ratios(
     tokens: float, draws: NDArray[np.float64], first: float, first_draws: NDArray[np.float64]
 ) -> tuple[float, NDArray[np.float64]]:
-    """The ratio to the first model, and that of each draw."""
     both = ratio_of_tokens(np.append(draws, tokens), np.append(first_draws, first))
     return float(both[-1]), both[:-1]
 
 
 def ratio_of_tokens(tokens: NDArray[np.float64], first: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[N] tokens / first. Two accuracies that are reached at once need equally much; where neither is reached, the
-    ratio is NaN.
-    """
+    """[N] tokens / first: 1 where both reach an accuracy at once, NaN where neither reaches it."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where((tokens == 0) & (first == 0), 1.0, tokens / first)
 
 
 def percentiles(estimate: float, draws: NDArray[np.float64], problems: int) -> IntervalEstimate:
-    """An estimate with the percentile interval of its draws, expanded for few problems. Ends are draws, not between
-    draws, since some may be infinite; draws that do not exist are left out. A single problem gives no interval: all its
-    draws are the same.
-
-    Args:
-        estimate: from all problems.
-        draws: [draws] of the bootstrap.
-        problems: P.
+    """An estimate with the percentile interval of its draws, wider for few problems. Ends are draws, not between draws,
+    since some may be infinite; NaN draws are left out. A single problem gives no interval.
     """
     defined = draws[~np.isnan(draws)]
     if problems == 1 or not len(defined):
@@ -324,12 +281,12 @@ def _summary(results: Sequence[TokensTo]) -> DataTable:
 
 
 def level_text(level: float) -> str:
-    """An accuracy in per cent; a small one keeps three digits."""
+    """A small accuracy keeps three digits."""
     return f"{level:.1%}" if level >= 0.1 else f"{100 * level:.3g}%"
 
 
 def tokens_text(estimate: IntervalEstimate) -> str:
-    """Tokens with their interval, in words where an accuracy is not reached."""
+    """Tokens with an interval, or words where an accuracy is not reached."""
     mean, low, high = (NOT_REACHED if np.isinf(n) else f"{n:.0f}" for n in interval_cells(estimate))
     if np.isnan(estimate.low):
         return f"{mean} (no interval)"
@@ -337,7 +294,6 @@ def tokens_text(estimate: IntervalEstimate) -> str:
 
 
 def ratio_text(estimate: IntervalEstimate) -> str:
-    """A ratio with its interval, in words where an accuracy is not reached."""
     if np.isnan(estimate.mean):
         return "neither reaches it"
     mean, low, high = ("infinite" if np.isinf(n) else f"{n:.2f}" for n in interval_cells(estimate))
@@ -362,7 +318,7 @@ def _remarks(
     remarks += remark_on_correction("ratios other than 1", ratios)
     if problems > 1 and (least := ratios * p_of_ratio(np.zeros(DRAWS), problems)) >= SIGNIFICANCE:
         remarks.append(
-            f"{problems} problems cannot show that a ratio is not 1: with {counted(ratios, 'ratio')} shown together, p "
+            f"{problems} problems cannot show that a ratio is not 1: with {plural(ratios, 'ratio')} shown together, p "
             f"is {min(least, 1):.2g} or more; evaluate more problems, or name fewer models or levels (--accuracy)"
         )
     remarks += [
@@ -379,7 +335,6 @@ def _remarks(
 
 
 def _remark_on_levels(by_model: Sequence[ModelEfficiency]) -> tuple[str, ...]:
-    """Why no accuracy was chosen, and how to name some."""
     never = [model.name for model in by_model if not model.mean.any()]
     names = " and ".join(never)
     return (f"{names} {'has' if len(never) == 1 else 'have'} no accuracy above 0: name levels with --accuracy 0.1,0.2",)

@@ -1,9 +1,9 @@
 """``mrt-hpc analyze progress``: the mean progress of each episode, of right and wrong traces and of hard and easy
 problems. Intervals are clustered by problem.
 
-How hard a problem is for the traces that are shown, other traces decide: every second one for those between, both ways.
-A trace that counts in both would put the progress that makes it right among the easy problems, even where all problems
-are as hard. Halves, and not all other traces: what one trace leaves of a problem's share of right ones depends on it.
+Every second trace decides how hard a problem is for the others: a trace that counts in both would put the progress that
+makes it right among the easy problems. Halves, and not all other traces, whose share of right ones depends
+on the trace left out.
 """
 
 from collections import defaultdict
@@ -24,30 +24,24 @@ from mrt_hpc.mrt.votes import RIGHT
 from mrt_hpc.recipe.choices import Boundaries
 
 MEANT = (Boundaries.EPISODES,)
-"""The samples that this analysis makes sense of."""
 HALVES = (0, 1)
 """The traces of even and of odd number."""
 FEW_PROBLEMS = 5
-"""Means over fewer problems than this are in the table, and not in the figure: their intervals would fill it."""
+"""Means over fewer problems are in the table alone: their intervals would fill the figure."""
 
 
 class Difficulty(StrEnum):
-    """How hard a problem is beside the others."""
-
     HARD = "hard"
     MEDIUM = "medium"
     EASY = "easy"
 
 
 COLOURS = {"right": 2, "wrong": 1, Difficulty.HARD: 3, Difficulty.MEDIUM: 4, Difficulty.EASY: 5}
-"""The colour of each part, as an index."""
 Y_LABEL = "mean progress V(j+1) − V(j), 95 % interval"
 
 
 @dataclass(frozen=True)
 class EpisodeProgress:
-    """The mean progress of one episode over some traces."""
-
     episode: int
     """j, from 0."""
     mean: IntervalEstimate
@@ -57,22 +51,15 @@ class EpisodeProgress:
 
 @dataclass(frozen=True)
 class ProgressCurve:
-    """The progress by episode of some traces of a model."""
-
     model: str
     split: str
-    """What the traces are split by: none, outcome or difficulty."""
+    """None, outcome or difficulty."""
     part: str
-    """The part of the split, as ``wrong`` or ``hard``."""
     episodes: tuple[EpisodeProgress, ...]
 
 
 def analyse_progress(models: Sequence[ModelSamples]) -> Analysis:
-    """Progress by episode of several models.
-
-    Raises:
-        UserError: the boundaries of a model are not the ends of episodes, or its prefixes were not valued.
-    """
+    """The models have values at the ends of episodes."""
     for model in models:
         model.require_boundaries(*MEANT)
         model.require_values()
@@ -84,8 +71,8 @@ def analyse_progress(models: Sequence[ModelSamples]) -> Analysis:
 
 
 def difficulty_by_halves(models: Sequence[ModelSamples]) -> tuple[Mapping[str, Difficulty], ...]:
-    """How hard each problem is by the traces of even number, and by those of odd number, the same for all models; empty
-    where a problem has a single trace of each model, so that no other can decide.
+    """Each problem's difficulty by the traces of even and of odd number, the same for all models; empty where a problem
+    has a single trace of each model.
     """
     if any(all(len(model.problems[problem]) < len(HALVES) for model in models) for problem in models[0].problems):
         return ()
@@ -93,7 +80,7 @@ def difficulty_by_halves(models: Sequence[ModelSamples]) -> tuple[Mapping[str, D
 
 
 def mean_accuracy(models: Sequence[ModelSamples], half: int) -> dict[str, float]:
-    """pass@1 of each problem by one half of its traces, as a mean over the models that have some there."""
+    """pass@1 of each problem by one half of its traces, as a mean over the models that have some."""
     return {
         problem: float(np.mean([np.mean([t.reward for t in mine]) for mine in _halves(models, problem, half)]))
         for problem in models[0].problems
@@ -101,20 +88,15 @@ def mean_accuracy(models: Sequence[ModelSamples], half: int) -> dict[str, float]
 
 
 def _halves(models: Sequence[ModelSamples], problem: str, half: int) -> list[tuple[EvaluatedTrace, ...]]:
-    """One half of the traces of a problem, of each model that has some there."""
     traces = [model.problems[problem][half :: len(HALVES)] for model in models]
     return [mine for mine in traces if mine]
 
 
 def difficulties(accuracy: Mapping[str, float]) -> dict[str, Difficulty]:
-    """The third of the problems in which each problem is, by the rank of its pass@1.
+    """The third of the problems in which each is, by the rank of its pass@1.
 
-    Problems of the same pass@1 share the mean of their ranks, so they are in the same third; the thirds may differ in
-    size, and one may be empty. The lowest pass@1 is always hard and the highest always easy, so that many problems that
-    are always right do not become medium by their number. Where all are equal, all are medium.
-
-    Args:
-        accuracy: pass@1 of each problem.
+    Equal pass@1 share the mean of their ranks, so thirds may differ in size or be empty. The lowest pass@1 is always
+    hard and the highest easy. Where all are equal, all are medium.
     """
     shares = np.array(list(accuracy.values()))
     ranks = rankdata(shares, method="average") / (len(shares) + 1)
@@ -125,18 +107,14 @@ def difficulties(accuracy: Mapping[str, float]) -> dict[str, Difficulty]:
 
 
 def _difficulty(rank: float) -> Difficulty:
-    """The third of a rank in [0, 1]."""
     if rank <= 1 / 3:
         return Difficulty.HARD
     return Difficulty.MEDIUM if rank < 2 / 3 else Difficulty.EASY
 
 
 def progress_curves(model: ModelSamples, halves: Sequence[Mapping[str, Difficulty]]) -> Iterator[ProgressCurve]:
-    """The curves of a model: of all traces, by outcome and by difficulty; parts without a trace are left out.
-
-    Args:
-        model: with values.
-        halves: see ``difficulty_by_halves``: for the traces of one half the other decides.
+    """Curves of all traces, by outcome and by difficulty; parts without a trace are left out. One half of the traces
+    decides the difficulty for the other.
     """
     yield ProgressCurve(model.name, "none", "all", progress_by_episode(model.problems))
     for outcome, is_right in (("right", True), ("wrong", False)):
@@ -153,7 +131,6 @@ def progress_curves(model: ModelSamples, halves: Sequence[Mapping[str, Difficult
 
 
 def progress_by_episode(problems: Mapping[str, Sequence[EvaluatedTrace]]) -> tuple[EpisodeProgress, ...]:
-    """The mean progress of each episode over the traces that have it."""
     by_episode: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for problem, traces in problems.items():
         for trace in traces:
@@ -179,7 +156,6 @@ def _table(curves: Sequence[ProgressCurve]) -> DataTable:
 
 
 def _figures(curves: Sequence[ProgressCurve], models: Sequence[str], fewest: int) -> tuple[LineFigure, ...]:
-    """All traces with a line a model; and for each model those of each outcome and difficulty."""
     return (_figure_of_all(curves, fewest), *(_figure_of_parts(curves, m, len(models) > 1, fewest) for m in models))
 
 
@@ -213,7 +189,6 @@ def _line(curve: ProgressCurve, label: str, colour: int | None, fewest: int) -> 
 
 
 def _summary(curves: Sequence[ProgressCurve]) -> DataTable:
-    """Progress by episode of all traces and of each part."""
     most = max((len(curve.episodes) for curve in curves), default=0)
     rows = [(curve.model, curve.part, *(_cell(curve, episode) for episode in range(most))) for curve in curves]
     return DataTable("mean progress", ("model", "traces", *(f"episode {j}" for j in range(most))), tuple(rows))
@@ -233,7 +208,6 @@ def _remarks(
 
 
 def _remark_on_difficulty(halves: Sequence[Mapping[str, Difficulty]]) -> str:
-    """How difficulty was decided, and how many problems each third has."""
     if not halves:
         return "not split by difficulty: a problem has a single trace, and other traces would have to decide"
     counts = [", ".join(f"{list(half.values()).count(level)} {level}" for level in Difficulty) for half in halves]

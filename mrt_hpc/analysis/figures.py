@@ -1,8 +1,7 @@
 """Figures of lines with intervals, in panels side by side: plain data, drawn as PNG and SVG, each file whole or none.
 
-Their style: Okabe and Ito's colours, which colour-blind readers can distinguish (markers differ as well), and units on
-every axis. They are drawn without a display and without matplotlib's global figure state; the same figure gives the
-same bytes.
+Okabe and Ito's colours, which colour-blind readers can distinguish, and markers; units on every axis. No display and no
+global state of matplotlib: the same figure gives the same bytes.
 """
 
 import re
@@ -31,7 +30,7 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from mrt_hpc.run.atomic import replacing
+from mrt_hpc.run.atomic import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -42,23 +41,22 @@ if TYPE_CHECKING:
 
 
 WIDTH_PX, HEIGHT_PX, PANEL_PX, DPI = 1200, 675, 900, 150
-"""The size of a figure, and the width of a panel where there are several."""
 BELOW, ROW, BESIDE = 3, 60, 28
-"""Entries of a legend that may stand below the axes, letters of a row of them, and letters of a line beside the axes:
-longer ones would leave the axes too little room.
+"""Entries of a legend below the axes, letters of a row of them, and letters of a line beside the axes: longer ones
+leave too little room.
 """
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 AGES = LinearSegmentedColormap.from_list("time", ["#A6CEE3", "#3E7FB8", "#08306B"])
-"""Colours from early to late in training: light to dark, so that it survives print in grey."""
+"""From early to late in training: light to dark, so that it survives print in grey."""
 MARKED_POINTS = 40
-"""A trend of more points than this is drawn faintly, and the mean over a twentieth of it strongly."""
+"""A trend of more points is drawn faintly, and the mean over a twentieth of it strongly."""
 MOST_MARKERS = 16
-"""A line of more points has a marker at every second of them, every third and so on."""
+"""A line of more points has fewer markers than points."""
 MOST_RATIO = 300
-"""An axis that spans more than this has marks at powers of ten alone: others would run into each other."""
+"""An axis that spans more has marks at powers of ten alone: others would run into each other."""
 MOST_BARS = 60
-"""A stack of more points than this is drawn as areas, of fewer as bars."""
+"""A stack of more points is drawn as areas, of fewer as bars."""
 
 STYLE: Any = {
     "font.family": "DejaVu Sans",
@@ -94,86 +92,76 @@ Kind = Literal["lines", "error bars", "trends", "stack"]
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a panel."""
-
     label: str
     x: tuple[float, ...]
     """Ascending."""
     y: "tuple[IntervalEstimate, ...]"
-    """Their means are drawn, and a band of those intervals that are finite."""
+    """Their means are drawn, and a band of the finite intervals."""
     colour: int | None = None
-    """Its index among the colours, by default its place in the panel; the marker goes with it."""
+    """Its index among the colours and markers, by default its place in the panel."""
     dash: Dash = "solid"
     band: bool = True
-    """Whether the intervals are drawn."""
     age: float | None = None
     """Where it lies in training, from 0 to 1, for a colour from light to dark."""
 
     @property
     def means(self) -> list[float]:
-        """The values without their intervals."""
         return [y.mean for y in self.y]
 
 
 def line_of(label: str, x: Iterable[float], estimates: "Iterable[IntervalEstimate]") -> Line:
-    """A line of estimates."""
     return Line(label, tuple(map(float, x)), tuple(estimates))
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes."""
-
     title: str
     x_label: str
     y_label: str
     lines: tuple[Line, ...]
     kind: Kind = "lines"
-    """How they are drawn. Trends are values of many iterations; lines of a stack have the same x."""
+    """Trends are values of many iterations; lines of a stack have the same x."""
     percent: bool = False
-    """Whether the values are shares, shown as percentages."""
     logarithmic: bool = False
-    """Whether the horizontal axis is logarithmic."""
+    doubling: bool = False
+    """Logarithmic, with marks at powers of 2."""
     logarithmic_heights: bool = False
-    """Whether the vertical axis is logarithmic."""
     whole_numbers: bool = False
-    """Whether the horizontal axis has marks at whole numbers only."""
     marks_at_points: bool = False
-    """Whether the horizontal axis has marks where the points are."""
     level: float | None = None
-    """A height that is marked by a thin horizontal line."""
+    """A height marked by a thin horizontal line."""
 
 
 @dataclass(frozen=True)
 class LineFigure:
-    """A figure of one row of panels that share a legend and the scale of their heights."""
+    """One row of panels that share a legend and the scale of their heights."""
 
     name: str
-    """The name of its files, without an ending; empty for a figure without a file."""
+    """Of its files, without an ending; empty for a figure without a file."""
     panels: tuple[Panel, ...]
 
 
 def draw(figure: LineFigure, *paths: Path) -> None:
-    """Draw a figure as PNG or SVG, by the ending of each path."""
-    with _drawn(figure) as drawn:
+    """The ending of each path decides between PNG and SVG."""
+    with _draw_figure(figure) as drawn:
         for path in paths:
             ending = path.suffix[1:]
             without = {"Software": None} if ending == "png" else {"Date": None}
-            with replacing(path) as temporary:
+            with replace_file(path) as temporary:
                 drawn.savefig(temporary, format=ending, metadata=without)
 
 
 def inline_svg(figure: LineFigure) -> tuple[str, str]:
-    """The view box of a figure, and its drawing as SVG elements. The title is left out: the page writes it."""
+    """The view box and the SVG elements, without the title, which the page writes."""
     buffer = BytesIO()
-    with _drawn(figure, titled=False) as drawn:
+    with _draw_figure(figure, titled=False) as drawn:
         drawn.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    return inlined(buffer.getvalue().decode())
+    return svg_content(buffer.getvalue().decode())
 
 
-def inlined(svg: str) -> tuple[str, str]:
-    """Return the view box of an SVG file and the content of its root element, without the names of its groups: figures
-    of one page would share them.
+def svg_content(svg: str) -> tuple[str, str]:
+    """The view box of an SVG file and the content of its root, without names of groups, which figures of one page would
+    share.
     """
     root = svg[svg.index("<svg") :]
     head, _, body = root.partition(">")
@@ -186,9 +174,9 @@ def inlined(svg: str) -> tuple[str, str]:
 
 
 @contextmanager
-def _drawn(figure: LineFigure, *, titled: bool = True) -> Iterator[Figure]:
-    """The figure as matplotlib has it, within the style that saving it needs."""
-    panels = [_coloured(panel) for panel in figure.panels]
+def _draw_figure(figure: LineFigure, *, titled: bool = True) -> Iterator[Figure]:
+    """The figure is open within the style that saving it needs."""
+    panels = [_colour_lines(panel) for panel in figure.panels]
     salt = f"{figure.name} {panels[0].title}"  # of the names inside an SVG: figures of one page have other ones
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": salt}):
         width = WIDTH_PX if len(panels) == 1 else PANEL_PX * len(panels)
@@ -200,7 +188,7 @@ def _drawn(figure: LineFigure, *, titled: bool = True) -> Iterator[Figure]:
         yield drawn
 
 
-def _coloured(panel: Panel) -> Panel:
+def _colour_lines(panel: Panel) -> Panel:
     lines = (replace(line, colour=n if line.colour is None else line.colour) for n, line in enumerate(panel.lines))
     return replace(panel, lines=tuple(lines))
 
@@ -217,6 +205,9 @@ def _draw_panel(axes: "Axes", panel: Panel, title: str) -> None:
     if panel.logarithmic:
         axes.set_xscale("log")
         _marks(axes.xaxis, _powers(*axes.get_xlim()))
+    if panel.doubling:
+        axes.set_xscale("log", base=2)
+        _marks(axes.xaxis, LogLocator(base=2))
     if panel.logarithmic_heights:
         axes.set_yscale("log")
         _marks(axes.yaxis, _powers(*axes.get_ylim()))
@@ -225,12 +216,10 @@ def _draw_panel(axes: "Axes", panel: Panel, title: str) -> None:
 
 
 def _powers(low: float, high: float) -> LogLocator:
-    """Marks at the powers of ten, and at 2 and 5 times these where there is room for them."""
     return LogLocator(subs=(1.0,) if high / low > MOST_RATIO else (1.0, 2.0, 5.0))
 
 
 def _marks(axis: "Axis", locator: Locator) -> None:
-    """Plain numbers, with separators, where a locator puts them."""
     axis.set_major_locator(locator)
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
@@ -240,7 +229,6 @@ def _marks(axis: "Axis", locator: Locator) -> None:
 
 
 def _lines(axes: "Axes", lines: Sequence[Line]) -> None:
-    """The means, and a band of those intervals that are finite."""
     for line in lines:
         axes.plot(line.x, line.means, markevery=-(-len(line.x) // MOST_MARKERS) or 1, **_look(line))
         if line.band:
@@ -254,7 +242,7 @@ def _band(axes: "Axes", line: Line) -> None:
 
 
 def _error_bars(axes: "Axes", lines: Sequence[Line]) -> None:
-    """A bar each interval. Lines stand a little beside each other, so that their bars can be seen."""
+    """Lines stand a little beside each other, so that their bars can be seen."""
     every = [x for line in lines for x in line.x]
     shift = 0.006 * ((max(every) - min(every)) or 1.0)
     for number, line in enumerate(lines):
@@ -267,7 +255,7 @@ def _error_bars(axes: "Axes", lines: Sequence[Line]) -> None:
 
 
 def _trends(axes: "Axes", lines: Sequence[Line]) -> None:
-    """The values with their band, and over many of them a centred moving average, drawn stronger."""
+    """Over many values a centred moving average is drawn stronger."""
     for line in lines:
         _band(axes, line)
         if len(line.x) <= MARKED_POINTS:
@@ -278,13 +266,12 @@ def _trends(axes: "Axes", lines: Sequence[Line]) -> None:
 
 
 def moving_average(values: Sequence[float], window: int) -> list[float]:
-    """[N] centred means over ``window`` (odd) values; near the ends over those of them that there are."""
+    """[N] centred means over ``window`` (odd) values, fewer near the ends."""
     half = window // 2
     return [float(np.mean(values[max(0, i - half) : i + half + 1])) for i in range(len(values))]
 
 
 def _stack(axes: "Axes", lines: Sequence[Line]) -> None:
-    """The values on top of each other."""
     x, colours = lines[0].x, [_colour(line) for line in lines]
     if len(x) > MOST_BARS:
         axes.stackplot(x, [line.means for line in lines], colors=colours, lw=0)
@@ -301,7 +288,7 @@ _KINDS = {"lines": _lines, "error bars": _error_bars, "trends": _trends, "stack"
 
 
 def _look(line: Line) -> dict[str, Any]:
-    """Where colours come again, they come with other markers."""
+    """Where colours come again, they have other markers."""
     again, colour = divmod(line.colour or 0, len(COLOURS))
     return {"color": _colour(line), "linestyle": line.dash, "marker": MARKERS[(colour + 3 * again) % len(MARKERS)]}
 
@@ -311,9 +298,7 @@ def _colour(line: Line) -> Any:
 
 
 def _legend(drawn: Figure, panels: Sequence[Panel]) -> None:
-    """Each label once, outside of the axes, so that it hides no line: below them, or beside them where there are many
-    entries.
-    """
+    """Each label stands once, outside of the axes, so that it hides no line: below, or beside where there are many."""
     entries = {line.label: _entry(panel.kind, line) for panel in panels for line in panel.lines}
     if len(entries) > BELOW:
         stacked = any(panel.kind == "stack" for panel in panels)

@@ -1,8 +1,4 @@
-"""The numbers that roles write down and that the report reads back: one JSON file each, whole or absent.
-
-The module has their names, units and round trip, and reads those of a run; ``rows`` computes with them, and ``report``
-shows them.
-"""
+"""The numbers that roles write down and that the report reads back: one JSON file each, whole or absent."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,10 +8,10 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
-from mrt_hpc.errors import UserError, word
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.plan.jobs import EvaluationUnit
 from mrt_hpc.run.atomic import create_text, write_json
-from mrt_hpc.run.evaluation_settings import EvaluationSettings, has_samples, passed_over, versions_evaluated
+from mrt_hpc.run.evaluation_settings import EvaluationSettings, has_samples, skipped_versions, versions_evaluated
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.typed_file import read_typed, readable
 
@@ -28,7 +24,7 @@ MISMATCH_KL = 0.05
 two implementations of one model are at 0.001, and a version of staleness adds up to 0.01.
 """
 CAPPED_SHARE = 0.05
-"""Share of importance weights above their cap, above which the cap decides what is learnt."""
+"""Share of importance weights above their cap, from which on the cap decides what is learnt."""
 
 
 class Record(BaseModel):
@@ -37,42 +33,29 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
     def write(self, path: Path) -> None:
-        """Write the record to ``path`` in one step."""
         write_json(path, self.model_dump(mode="json"))
 
     def create(self, path: Path) -> bool:
-        """Write the record to ``path`` unless a file is there; False where one is."""
+        """Write the record unless a file is there; False where one is."""
         return create_text(path, self.model_dump_json(indent=2) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The record in ``path``.
-
-        Raises:
-            FileNotFoundError: there is none.
-            UnreadableError: it is no file, or holds something else.
-        """
-        advice = f"rm -r {word(path)}, and run the task that writes it again"
+        """It raises UnreadableError where there is no file, or one with other content."""
+        advice = Advice("rm -r {path}, and run the task that writes it again", path=path)
         return read_typed(path, cls, f"the record of {cls.__name__}", advice=advice)
 
 
 class Phase(StrEnum):
-    """The phases in which a process of a run spends its time."""
-
     GENERATION = "generation"
-    """Sampling traces and the prover's branches, which are in the server together."""
+    """Sampling traces and the prover's branches, which share the server."""
     GRADING = "grading"
-    """Comparing answers with the gold answer."""
     WAITING = "waiting"
-    """Waiting for another role: a weights version or a shard."""
+    """For a weights version or a shard."""
     LOADING = "loading"
-    """Weights into the server, shards into the trainer."""
     OPTIMISATION = "optimisation"
-    """Forward, backward and update."""
     CHECKPOINT = "checkpoint"
-    """Writing the resumable state."""
     PUBLISHING = "publishing"
-    """Writing the weights version."""
 
 
 class EvaluationSummary(Record):
@@ -81,58 +64,53 @@ class EvaluationSummary(Record):
     version: int
     benchmark: str
     problems: int
-    """P."""
     samples: int
-    """n, completions a problem."""
+    """n completions a problem."""
     accuracy: float
     """pass@1: the mean over problems of the mean reward of their samples."""
     low: float
-    """Lower end of the 95 % interval of ``accuracy``."""
+    """Lower end of its 95 % interval; ``high`` is the upper one."""
     high: float
-    """Upper end of it."""
     per_problem: dict[str, float]
-    """[P] mean reward of each problem's samples, by problem id."""
+    """[P] mean reward by problem id."""
     pass_at_k: dict[int, float] = {}
-    """Unbiased pass@k for k = 1, 2, 4 .. n."""
+    """Unbiased, for k = 1, 2, 4 .. n."""
     pass_by_problem: dict[str, tuple[float, ...]] = {}
-    """[P][K] pass@k of each problem, by problem id, in the order of ``pass_at_k``."""
+    """[P][K] by problem id, in the order of ``pass_at_k``."""
     majority_by_problem: dict[str, tuple[float, ...]] = {}
-    """[P][K] maj@k of each problem, the same; empty without answers."""
+    """[P][K] maj@k, the same; empty without answers."""
     tokens_per_rollout: float | None = None
-    """Mean number of tokens of a sample, or of all its rounds together; those that a mode inserts included."""
+    """Mean tokens of a sample, or of all its rounds together; those that a mode inserts included."""
     truncated_share: float | None = None
-    """Share of completions cut off by the token limit."""
     answered_share: float | None = None
-    """Share of completions in which an answer was found, right or wrong."""
     quality: dict[str, float] = {}
     """Shares in [0, 1] that describe the traces beyond their reward, as ``well_formed`` and ``right_checks`` of the
-    small world."""
+    small world.
+    """
     regret: dict[int, dict[str, float]] = {}
-    """Normalised regret of each problem, by budget in tokens and problem id; empty where prefixes were not valued."""
+    """Normalised regret by budget in tokens and problem id; empty where prefixes were not valued."""
     regret_tokens: Literal["sampled", "all"] = "sampled"
-    """Which tokens ``regret`` counts: the sampled ones of the trace alone, or prompt, closing text and answer too."""
+    """The tokens that ``regret`` counts: the sampled ones of the trace, or prompt, closing text and answer too."""
     stages: dict[str, float] = {}
-    """Accuracy by stage, where a sample has several: by round of revision, or by budget. The last stage is that of
-    ``accuracy`` and all other numbers; empty where a sample is one completion."""
+    """Accuracy by round of revision or by budget. All other numbers are of the last stage; empty where a sample is one
+    completion.
+    """
     stages_by_problem: dict[str, tuple[float, ...]] = {}
-    """[P][stages] mean reward of each problem in each stage, by problem id, in the order of ``stages``."""
+    """[P][stages] mean reward by problem id, in the order of ``stages``."""
     graders: tuple[str, ...] = ()
-    """The digests of the graders whose verdicts it holds: more than one where mrt-hpc or math-verify was changed
-    between two parts of the evaluation."""
+    """Several where mrt-hpc or math-verify changed between two parts of the evaluation."""
     settings: str | None = None
-    """The digest of the settings of the evaluation."""
 
     @field_validator("graders", mode="before")
     @classmethod
     def _digests(cls, graders: object) -> object:
-        """Version 0.2.0 wrote how many graders there are: one has no known digest, and several differ."""
+        """Version 0.2.0 wrote the number of graders: one has no known digest, and several differ."""
         if not isinstance(graders, int):
             return graders
         return [f"grader {number} of {graders}" for number in range(1, graders + 1)] if graders > 1 else []
 
     @model_validator(mode="after")
     def _rows_fit(self) -> Self:
-        """Check that each problem has a number for each k, and for each stage."""
         for rows, columns in (
             (self.pass_by_problem, self.pass_at_k),
             (self.majority_by_problem, self.pass_at_k),
@@ -144,93 +122,83 @@ class EvaluationSummary(Record):
 
 
 class IterationMetrics(Record):
-    """What was measured in one iteration: ``iterations/000012/metrics.json``. Iteration i publishes version i + 1."""
+    """One iteration: ``iterations/000012/metrics.json``. Iteration i publishes version i + 1."""
 
     iteration: int
     reward_mean: float | None = None
-    """Mean reward of the rollouts trained on; None where given samples are learnt."""
+    """Of the rollouts trained on; None where given samples are learnt."""
     tokens_per_rollout: float
-    """The mean number of sampled tokens of a rollout, its answer included: those after the prefix where it begins with
-    one. Of given samples, their mean length."""
+    """Mean sampled tokens of a rollout, its answer included, without a prefix. Of given samples, their mean length."""
     seconds: dict[Phase, float] = {}
-    """The trainer's wall time by what the run was doing: while the trainer waits, the slowest inference task loads,
-    generates and grades."""
+    """The trainer's wall time; while it waits, that of the slowest inference task."""
     wall_seconds: float | None = None
-    """The seconds from one published weights version to the next."""
+    """From one published weights version to the next."""
     sampling_seconds: float | None = None
-    """Wall time that the slowest inference task sampled, whether the trainer waited for it or not."""
+    """Of the slowest inference task, whether the trainer waited for it or not."""
     batch: str | None = None
-    """The digest of the groups trained on, which shows whether the run directory contains the same groups."""
+    """The digest of the groups trained on: shows whether the run directory contains the same groups."""
     problems: int | None = None
     rollouts: int | None = None
     branches: int | None = None
     trained_branches: int | None = None
-    """Those of them that were learnt from: of boundaries where some are right and some are wrong."""
+    """Branches learnt from, at boundaries where some are right and some are wrong."""
     dropped_branches: int = 0
-    """Those of them that should have been learnt from, and were not sampled as the recipe says."""
+    """Branches to be learnt from, but not sampled as the recipe says."""
     generated_tokens: int | None = None
-    """Sampled in this iteration, branches included."""
+    """Branches included."""
     prefilled_tokens: int | None = None
-    """Prompt tokens of its rollouts, branches and looks that were in no prefix cache."""
+    """Tokens of rollouts, branches and looks that were in no prefix cache."""
     progress_by_episode: tuple[float, ...] = ()
     """Mean progress V_{j+1} - V_j of episode j over the traces that have one."""
     progress_error: float | None = None
-    """Standard error of one progress value, from its branches: the root of the mean variance that the prover and
-    its planner reached, over the values that have it."""
+    """Standard error of one progress value, from its branches: the root of the mean variance over the values that have
+    one.
+    """
     progress_error_share: float | None = None
-    """The share of them. A boundary with a single branch has none: where a planner draws one because little is open,
-    the standard error of all lies below that of the share."""
+    """The share of these values. A boundary with a single branch has none; a planner draws one where little is open, so
+    the standard error of all lies below that of the share.
+    """
     episodes_per_rollout: float | None = None
     signal_share: float | None = None
-    """Share of the groups whose rewards differ, so that the outcome gives a gradient."""
+    """Of the groups whose rewards differ, so that the outcome gives a gradient."""
     truncated_share: float | None = None
-    """Share of rollouts cut off by the token limit."""
     answered_share: float | None = None
-    """Share of rollouts in which an answer was found, right or wrong."""
     staleness_mean: float | None = None
-    """Weights versions that the rollouts lag behind the trained one, mean; from the oldest that sampled a token."""
+    """Weights versions that rollouts lag behind the trained one, mean; from the oldest that sampled a token."""
     mixed_weights_share: float | None = None
-    """Share of rollouts that several weights versions have sampled; see ``schedule.weight_swap``."""
+    """Of rollouts that several weights versions have sampled; see ``schedule.weight_swap``."""
     quality: dict[str, float] = {}
-    """The quality of the rollouts, as in EvaluationSummary."""
     skipped_steps: int | None = None
-    """The number of optimiser steps that were skipped, because their loss or gradient was not finite."""
+    """Optimiser steps skipped because loss or gradient was not finite."""
     loss: float | None = None
     grad_norm: float | None = None
-    """The gradient norm before clipping."""
+    """Before clipping."""
     learning_rate: float | None = None
     entropy: float | None = None
-    """The entropy of the policy, nats per token."""
+    """Nats per token."""
     kl_reference: float | None = None
-    """The KL divergence to the reference policy, nats per token."""
+    """Of the policy to the reference, nats per token."""
     clip_fraction: float | None = None
-    """Share of the tokens whose importance ratio is clipped."""
+    """Of the tokens whose importance ratio is clipped."""
     mismatch_mean: float | None = None
     """Mean ratio of the sampled tokens' probabilities, the trainer's over the server's: 1 when they agree."""
     mismatch_max: float | None = None
     trainer: dict[str, float] = {}
-    """What else the trainer measured, by the names of :class:`mrt_hpc.training.update_statistics.UpdateStats`."""
+    """By the names of :class:`mrt_hpc.training.update_statistics.UpdateStats`."""
 
     @property
     def warnings(self) -> list[str]:
-        """What looks wrong with the iteration, a sentence each, with what to look at."""
         where = f"iteration {self.iteration}"
         sentences = (few_answers(self.answered_share, where), sampler_mismatch(self.trainer, where))
         return [warning for warning in sentences if warning is not None]
 
 
 def graders_of(*evaluations: EvaluationSummary) -> set[str]:
-    """The digests of all graders that have judged these evaluations; verdicts of more than one are not compared."""
     return {grader for evaluation in evaluations for grader in evaluation.graders}
 
 
 def several_graders(graders: Collection[str], what: str) -> str | None:
-    """A warning where several graders have judged the samples of an evaluation; None where one has.
-
-    Args:
-        graders: their digests.
-        what: the evaluation, in words.
-    """
+    """A warning about ``what``, an evaluation in words, if several graders judged it."""
     if len(graders) < 2:
         return None
     judged = f"{what}: {len(graders)} versions of the grader have judged the samples, which are not compared"
@@ -238,12 +206,7 @@ def several_graders(graders: Collection[str], what: str) -> str | None:
 
 
 def few_answers(share: float | None, where: str) -> str | None:
-    """Return a warning if nearly no trace has an answer; None if enough have one, or nothing is known.
-
-    Args:
-        share: of the traces in which an answer was found.
-        where: what they are traces of, as ``iteration 3``.
-    """
+    """A warning if nearly no trace of ``where``, as ``iteration 3``, has an answer."""
     if share is None or share >= FEW_ANSWERS:
         return None
     return (
@@ -254,13 +217,7 @@ def few_answers(share: float | None, where: str) -> str | None:
 
 
 def sampler_mismatch(trainer: Mapping[str, float], where: str) -> str | None:
-    """Return a warning if the trainer's log-probabilities are far from those of the server that sampled; None if they
-    are near, or nothing is known.
-
-    Args:
-        trainer: what the trainer measured, by name.
-        where: what it measured, as ``iteration 3``.
-    """
+    """A warning where the trainer's log-probabilities are far from the server's."""
     divergence, capped = trainer.get("mismatch_kl", 0.0), trainer.get("importance_capped_share", 0.0)
     if divergence <= MISMATCH_KL and capped <= CAPPED_SHARE:
         return None
@@ -273,32 +230,26 @@ def sampler_mismatch(trainer: Mapping[str, float], where: str) -> str | None:
 
 
 class RunCost(Record):
-    """The resources that the run has used."""
-
     wall_seconds: float | None = None
-    """The seconds from the first task's start to the last one's end."""
+    """From the first task's start to the last one's end."""
     generated_tokens: int | None = None
-    """Sampled for training: rollouts, branches, and traces that training starts from; those of evaluations not."""
+    """For training: rollouts, branches, and traces that training starts from; not for evaluations."""
     gpu_hours: float | None = None
     """Allocated, idle time included."""
     cpu_hours: float | None = None
     """Core hours, allocated."""
     sampled_tokens_per_second: float | None = None
-    """The tokens per second of one inference task, while it samples."""
+    """Of one inference task, while it samples."""
     trained_tokens_per_second: float | None = None
-    """The tokens per second of one rank of the trainer, while it updates."""
+    """Of one rank of the trainer, while it updates."""
 
 
 class RunFile(Record):
-    """One thing of the run directory and where it is."""
-
     what: str
     path: str
 
 
 class RunSummary(Record):
-    """All values that the report shows."""
-
     recipe: str
     algorithm: str
     model: str
@@ -309,19 +260,16 @@ class RunSummary(Record):
     iterations: tuple[IterationMetrics, ...] = ()
     evaluations: tuple[EvaluationSummary, ...] = ()
     missing: tuple[str, ...] = ()
-    """What should be there and is not, a sentence each."""
+    """Gaps, a sentence each."""
     cost: RunCost = RunCost()
     files: tuple[RunFile, ...] = ()
     versions: dict[str, str] = {}
-    """The versions of the packages that matter."""
     upload: str | None = None
-    """How many offline W&B directories are not uploaded; None where none is."""
+    """The number of offline W&B directories that are not uploaded."""
     upload_command: str | None = None
-    """What to type on the login node to upload them."""
 
     @property
     def iterations_done(self) -> int:
-        """Iterations with metrics."""
         return len(self.iterations)
 
 
@@ -331,36 +279,25 @@ class RunSummary(Record):
 
 @dataclass(frozen=True)
 class Measurements:
-    """The planned measurements that a run directory contains."""
-
     iterations: tuple[IterationMetrics, ...]
-    """All iterations, in order."""
     evaluations: tuple[EvaluationSummary, ...]
-    """Sorted by benchmark as planned, then by version."""
+    """By benchmark as planned, then by version."""
     missing: tuple[str, ...]
-    """A sentence for each gap."""
     unmade: tuple[str, ...] = ()
-    """A sentence for each gap that will stay: what cannot be made any more."""
+    """Gaps that cannot be filled any more, a sentence each."""
     unreadable: tuple[str, ...] = ()
-    """A line for each file that is there and cannot be read."""
 
 
 def read_measurements(
     layout: RunLayout, iterations_planned: int, versions: Iterable[int], settings: Mapping[str, EvaluationSettings]
 ) -> Measurements:
-    """The metrics of all planned iterations and the summaries of all planned evaluations that are there, and those of
-    further versions that were made with the same settings.
-
-    Args:
-        layout: the run directory.
-        iterations_planned: how many.
-        versions: weights versions that are to be evaluated.
-        settings: what each benchmark has to be evaluated with; summaries of other settings count as not there.
+    """All planned iterations and evaluations, and further versions evaluated with the same settings; summaries of other
+    ``settings`` count as missing.
     """
     iterations, unreadable = readable(map(layout.metrics, range(iterations_planned)), IterationMetrics.read)
     absent = sorted(set(range(iterations_planned)).difference(metrics.iteration for metrics in iterations))
-    missing = [f"metrics of iterations {as_ranges(absent)} of {iterations_planned}"] if absent else []
-    wanted, pruned = set(versions), set(passed_over(layout))
+    missing = [f"metrics of iterations {span_text(absent)} of {iterations_planned}"] if absent else []
+    wanted, pruned = set(versions), set(skipped_versions(layout))
     evaluations, unmade = [], []
     for benchmark, asked in settings.items():
         summaries, faults = _summaries(layout, benchmark, wanted, asked)
@@ -368,10 +305,10 @@ def read_measurements(
         evaluations += summaries
         absent = sorted(wanted.difference(summary.version for summary in summaries))
         if waited_for := [version for version in absent if version not in pruned]:
-            missing.append(f"evaluation on {benchmark} of weights versions {as_ranges(waited_for)}")
+            missing.append(f"evaluation on {benchmark} of weights versions {span_text(waited_for)}")
         if gone := [version for version in absent if version in pruned]:
             unmade.append(
-                f"evaluation on {benchmark} of weights versions {as_ranges(gone)}, which had been pruned before it was "
+                f"evaluation on {benchmark} of weights versions {span_text(gone)}, which had been pruned before it was "
                 "asked for"
             )
     return Measurements(tuple(iterations), tuple(evaluations), tuple(missing), tuple(unmade), tuple(unreadable))
@@ -380,9 +317,7 @@ def read_measurements(
 def _summaries(
     layout: RunLayout, benchmark: str, wanted: Iterable[int], settings: EvaluationSettings
 ) -> tuple[list[EvaluationSummary], list[str]]:
-    """The summaries of the wanted versions and of any others that were evaluated with these settings, in order of
-    versions; and a line for each that cannot be read.
-    """
+    """The wanted versions and others evaluated with these settings; and a line for each summary that cannot be read."""
     versions = sorted({*wanted, *versions_evaluated(layout)})
     paths = [layout.evaluation_summary(version, benchmark) for version in versions]
     summaries, faults = readable(paths, EvaluationSummary.read)
@@ -390,17 +325,12 @@ def _summaries(
 
 
 def read_summary(layout: RunLayout, version: int, benchmark: str) -> EvaluationSummary:
-    """The summary of a weights version on a benchmark.
-
-    Raises:
-        FileNotFoundError: there is none.
-        UserError: the file holds something else.
-    """
+    """Raises FileNotFoundError, and UserError where the file holds something else."""
     return EvaluationSummary.read(layout.evaluation_summary(version, benchmark))
 
 
 def is_evaluated(layout: RunLayout, unit: EvaluationUnit, settings: EvaluationSettings) -> bool:
-    """Whether a unit has its shard, and its version and benchmark their summary, of these settings."""
+    """A unit needs its shard and summary, of these settings."""
     try:
         summary = EvaluationSummary.read(layout.evaluation_summary(unit.version, unit.benchmark))
     except (FileNotFoundError, UserError):  # absent, or damaged
@@ -409,7 +339,7 @@ def is_evaluated(layout: RunLayout, unit: EvaluationUnit, settings: EvaluationSe
     return summary.settings == settings.summarised and has_samples(shard, settings)
 
 
-def as_ranges(numbers: Iterable[int]) -> str:
+def span_text(numbers: Iterable[int]) -> str:
     """Ascending numbers in short: ``0-3, 7``."""
     ranges: list[tuple[int, int]] = []
     for number in numbers:

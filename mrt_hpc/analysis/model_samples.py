@@ -1,5 +1,5 @@
-"""What one model wrote for the problems of one benchmark, as the analyses read it: rewards, lengths, answers, and the
-values of the prefixes with the answers that were forced there.
+"""The samples of one model on one benchmark: rewards, lengths, answers, and the values of the prefixes with the answers
+forced there.
 """
 
 from collections import defaultdict
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.find import SUITES, entries
 from mrt_hpc.recipe.source import read_source
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     from mrt_hpc.run.groups import BranchOutcome, Outcomes, RolloutOutcome, Sampled
 
 EvaluatedProblems = dict[str, "tuple[EvaluatedTrace, ...]"]
-"""The traces of each problem, by its id."""
 SEED = "seed of the evaluation"
 GRADER = "grader"
 """Words for two settings that are looked at one by one."""
 TOLD = 24
-"""Letters of a setting's value that a note tells; of a longer one it names the setting alone."""
+"""Letters of a setting's value in a note; of a longer one it names the setting alone."""
 SUITE_WITH = {
     Boundaries.EPISODES: "paper_regret",
     Boundaries.LAST_ATTEMPT: "paper_20_own_attempt",
@@ -30,20 +29,17 @@ SUITE_WITH = {
 }
 """A suite whose samples have such boundaries, for advice."""
 Counted = Literal["sampled", "all"]
-"""The tokens of a boundary, see ``evaluation.regret_tokens``."""
 
 
 @dataclass(frozen=True)
 class GradedAnswer:
-    """One answer that the prover gave at a boundary: a branch."""
+    """A branch: one answer of the prover at a boundary."""
 
     answer: str | None
-    """None where no answer was found."""
     reward: float
     tokens: int
-    """The number of sampled tokens."""
     asked: int
-    """The number of tokens before them: prompt, prefix and the prover's text."""
+    """The tokens before them: prompt, prefix and the prover's text."""
     weight: float | None = None
     """The weight of its vote: 2 to the power of the mean log-probability of its tokens (the authors' code,
     episode_scaling_curve.ipynb); None where every vote counts one.
@@ -52,14 +48,14 @@ class GradedAnswer:
 
 @dataclass(frozen=True)
 class EvaluatedBoundary:
-    """The end of an episode of an evaluated trace; the first boundary is the start of the trace."""
+    """The end of an episode; the first boundary is the start of the trace."""
 
     tokens: int
-    """The tokens of the trace before it, those of earlier rounds and those that a mode inserts included."""
+    """Of the trace before it, with those of earlier rounds and those that a mode inserts."""
     value: float | None
     """V_j; None where the prover was not asked."""
     forced: tuple[GradedAnswer, ...]
-    """[G] the answers that were forced there."""
+    """[G] answers forced there."""
 
 
 @dataclass(frozen=True)
@@ -69,96 +65,76 @@ class SampleAttempt:
     reward: float
     answer: str | None
     tokens: int
-    """Its number of tokens, those that a mode inserts included, without those of the attempts before it."""
+    """With those that a mode inserts, without those of earlier attempts."""
 
 
 @dataclass(frozen=True)
 class EvaluatedTrace:
-    """One complete sample of an evaluation."""
-
     reward: float
     answer: str | None
     tokens: int
-    """The number of tokens, those of the final answer, of earlier rounds and those that a mode inserts included."""
+    """With those of the final answer, of earlier rounds and those that a mode inserts."""
     boundaries: tuple[EvaluatedBoundary, ...]
     """[k + 1] of k episodes."""
     attempts: tuple[SampleAttempt, ...] = ()
-    """All attempts in their order, of which the last one is the result; empty where a sample is one attempt."""
+    """In their order, the last one is the result; empty where a sample is one attempt."""
     is_cut: bool = False
-    """Whether the token limit cut it off before an answer was found."""
+    """Whether the token limit cut it off before an answer."""
 
     @property
     def is_valued(self) -> bool:
-        """Whether all boundaries have a value."""
         return bool(self.boundaries) and all(boundary.value is not None for boundary in self.boundaries)
 
 
 @dataclass(frozen=True)
 class ModelSamples:
-    """All samples of one model on one benchmark."""
-
     name: str
-    """The model's name in tables and figures."""
     source: str
-    """The model as ``mrt-hpc eval`` takes it, for the commands that an error advises."""
+    """As ``mrt-hpc eval`` takes it, for the commands that an error advises."""
     benchmark: str
     problems: EvaluatedProblems
     """At least one trace of each problem, in the order of sampling."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """What decides the samples and their verdicts beside the weights, by words for it; empty where it is not known."""
+    """Settings that decide the samples and verdicts beside the weights, by words for them; empty where not known."""
     counted: Counted = "sampled"
     """The tokens of a boundary, for regret."""
     boundaries: Boundaries = Boundaries.EPISODES
-    """Where the boundaries of the traces are."""
+    prover: str = ""
+    """Of the run's training, as an override sets it; empty where it has none."""
     weights: str = ""
-    """The place of the weights, which is the same in all evaluations of them."""
+    """The place, which all evaluations of the weights share."""
     budgets: tuple[int, ...] = ()
-    """The tokens that each boundary after the first one stands for, where the way of evaluating says so; empty where
-    boundaries are the ends of episodes.
-    """
+    """The tokens that each boundary after the first stands for; empty where boundaries are the ends of episodes."""
     limit: int | None = None
-    """The largest number of tokens that a trace may have; None where it is not known."""
+    """Of a trace; None where it is not known."""
 
     @property
     def accuracy(self) -> dict[str, float]:
-        """pass@1 of each problem: the mean reward of its traces."""
         return {problem: _mean(trace.reward for trace in traces) for problem, traces in self.problems.items()}
 
     @property
     def mean_tokens(self) -> float:
-        """The mean over problems of the mean length of their traces."""
         return _mean(_mean(trace.tokens for trace in traces) for traces in self.problems.values())
 
     @property
     def longest(self) -> int:
-        """The tokens of the longest trace."""
         return max(trace.tokens for traces in self.problems.values() for trace in traces)
 
     @property
     def fewest(self) -> int:
-        """The least number of traces that a problem has."""
         return min(map(len, self.problems.values()))
 
     @property
     def fewest_forced(self) -> int:
-        """G: the least number of answers that were forced at a boundary."""
         traces = (trace for traces in self.problems.values() for trace in traces)
         return min((len(boundary.forced) for trace in traces for boundary in trace.boundaries), default=0)
 
     @property
     def is_valued(self) -> bool:
-        """Whether the prefixes of all traces have values."""
         return all(trace.is_valued for traces in self.problems.values() for trace in traces)
 
     def require_boundaries(self, *meant: Boundaries) -> None:
-        """Refuse samples whose boundaries are elsewhere than an analysis means: it would compute another quantity.
-
-        Args:
-            meant: where they may be.
-
-        Raises:
-            UserError: they are elsewhere.
-        """
+        """Refuse other boundaries, with which the analysis would compute another quantity."""
         if self.boundaries not in meant:
             raise UserError(
                 f"this analysis would give another quantity: the boundaries of {self.name} on {self.benchmark} are "
@@ -166,30 +142,24 @@ class ModelSamples:
                 value=self.boundaries.name.lower(),
                 where=self.source,
                 expected=f"samples whose boundaries are {' or '.join(meant)}",
-                advice=f"mrt-hpc eval {self.source} --suite {SUITE_WITH[meant[0]]}",
+                advice=Advice(
+                    "mrt-hpc eval {source} --suite {suite_with}", source=self.source, suite_with=SUITE_WITH[meant[0]]
+                ),
             )
 
     def require_values(self) -> None:
-        """Refuse samples whose prefixes have no values.
-
-        Raises:
-            UserError: there are such samples.
-        """
         if not self.is_valued:
             raise UserError(
                 f"{self.name}: the prefixes of these samples were not valued",
                 where=self.source,
                 expected=f"an evaluation on {self.benchmark} that names a prover",
-                advice=f"mrt-hpc eval {self.source} {with_prover(self.benchmark)}",
+                advice=Advice(
+                    "mrt-hpc eval {source} {with_prover}", source=self.source, with_prover=prover_options(self)
+                ),
             )
 
 
 def require_same_budgets(models: Sequence[ModelSamples]) -> None:
-    """Refuse models that were extrapolated to different budgets.
-
-    Raises:
-        UserError: one has other budgets than the first.
-    """
     first = models[0]
     for model in models[1:]:
         if model.budgets != first.budgets:
@@ -198,36 +168,40 @@ def require_same_budgets(models: Sequence[ModelSamples]) -> None:
                 value=list(model.budgets),
                 where=model.source,
                 expected=", ".join(map(str, first.budgets)),
-                advice=f"mrt-hpc eval {first.source} {model.source} --suite {SUITE_WITH[Boundaries.EXTENSIONS]}",
+                advice=Advice(
+                    "mrt-hpc eval {source} {source2} --suite {suite_with}",
+                    source=first.source,
+                    source2=model.source,
+                    suite_with=SUITE_WITH[Boundaries.EXTENSIONS],
+                ),
             )
 
 
-def with_prover(benchmark: str) -> str:
-    """The options of ``mrt-hpc eval`` that value the prefixes of a benchmark: a suite that has it and names a prover,
-    or one that has it, with a prover.
+def prover_options(model: ModelSamples) -> Advice:
+    """Options of ``mrt-hpc eval`` that value the prefixes of a benchmark: a suite that has it and names a prover, or
+    one with the prover of the run's training, whose texts and lengths suit the model.
     """
     sections = {entry.name: read_source(entry.path, advice="mrt-hpc recipes list").data for entry in entries(SUITES)}
-    suites = [name for name, section in sections.items() if _samples_plainly(section.get("benchmarks"), benchmark)]
+    suites = [
+        name for name, section in sections.items() if _samples_plainly(section.get("benchmarks"), model.benchmark)
+    ]
     valued = [name for name in suites if sections[name].get("prover") is not None]
     if valued:
-        return f"--suite {valued[0]}"
-    return f"--suite {suites[0] if suites else 'SUITE'} --set evaluation.prover.type=forced_answer"
+        return Advice("--suite {suite}", suite=valued[0])
+    suite = suites[0] if suites else "SUITE"
+    setting = f"evaluation.prover={model.prover}" if model.prover else "evaluation.prover.type=forced_answer"
+    return Advice("--suite {suite} --set {setting}", suite=suite, setting=setting)
 
 
 def _samples_plainly(benchmarks: Any, name: str) -> bool:
-    """Whether the benchmarks of a suite have one of this name, without a way of evaluating of its own."""
+    """Whether a suite has the benchmark without a way of evaluating of its own."""
     listed = benchmarks if isinstance(benchmarks, list) else []
     return any(isinstance(b, dict) and b.get("name") == name and "mode" not in b for b in listed)
 
 
 def other_settings(first: ModelSamples, others: Sequence[ModelSamples], *, seeds: bool = True) -> list[str]:
-    """A sentence for each model that was sampled or graded with other settings than the first one, on the same
-    benchmark.
-
-    Args:
-        first: the model that the others are compared with.
-        others: the others.
-        seeds: whether another seed of the evaluation is told: not of runs that differ in their seeds on purpose.
+    """A sentence for each model with other settings of sampling or grading than the first; with ``seeds`` also for
+    another seed of the evaluation.
     """
     unsaid = set() if seeds else {SEED}
     return [
@@ -238,7 +212,6 @@ def other_settings(first: ModelSamples, others: Sequence[ModelSamples], *, seeds
 
 
 def _different(first: ModelSamples, other: ModelSamples, unsaid: Collection[str]) -> list[str]:
-    """The settings that are known of both, and differ, with their values where these are short."""
     before, after = first.settings, other.settings
     return [
         f"{name} ({after[name]}, not {before[name]})" if max(len(before[name]), len(after[name])) <= TOLD else name
@@ -256,13 +229,7 @@ def _mean(numbers: Iterable[float]) -> float:
 
 
 def evaluated_problems(parts: "Iterable[Outcomes | Sampled]", *, adds_stages: bool = False) -> EvaluatedProblems:
-    """The traces of each problem, in the order of their numbers, from the records of an evaluation. Of a sample with
-    several rounds or budgets the last one counts.
-
-    Args:
-        parts: the shards of one version and benchmark.
-        adds_stages: whether the rounds of a sample are attempts whose tokens add up, see ``ModeSettings.adds_stages``.
-    """
+    """``parts`` are the shards of one version and benchmark; of several rounds or budgets the last one counts."""
     traces_of: dict[str, dict[int, EvaluatedTrace]] = defaultdict(dict)
     for part in parts:
         boundaries = _BoundaryRecords.of(part, attempts_of(part.rollouts) if adds_stages else {})
@@ -272,7 +239,6 @@ def evaluated_problems(parts: "Iterable[Outcomes | Sampled]", *, adds_stages: bo
 
 
 def attempts_of(rollouts: "Iterable[RolloutOutcome | Rollout]") -> Mapping[tuple[str, int], tuple[SampleAttempt, ...]]:
-    """The attempts of each sample in their order, by problem and by the number of the sample."""
     attempts: dict[tuple[str, int], list[SampleAttempt]] = defaultdict(list)
     for rollout in sorted(rollouts, key=lambda r: r.stage):
         attempt = SampleAttempt(rollout.reward, rollout.answer, rollout.tokens)
@@ -282,16 +248,14 @@ def attempts_of(rollouts: "Iterable[RolloutOutcome | Rollout]") -> Mapping[tuple
 
 @dataclass(frozen=True)
 class _BoundaryRecords:
-    """Values and forced answers by problem, sample and boundary."""
-
     values: Mapping[tuple[str, int, int], float]
     forced: Mapping[tuple[str, int, int], list[GradedAnswer]]
     attempts: Mapping[tuple[str, int], tuple[SampleAttempt, ...]]
-    """Those of a sample, by problem and number; none where the tokens of its rounds do not add up."""
+    """Empty where the tokens of a sample's rounds do not add up."""
 
     @classmethod
     def of(cls, part: "Outcomes | Sampled", attempts: Mapping[tuple[str, int], tuple[SampleAttempt, ...]]) -> Self:
-        """The records of one shard; all records of a sample are in the same shard."""
+        """All records of a sample are in the same shard."""
         forced: dict[tuple[str, int, int], list[GradedAnswer]] = defaultdict(list)
         branches: Sequence[Branch | BranchOutcome] = part.branches
         for branch in sorted(branches, key=lambda b: b.branch):
@@ -304,7 +268,6 @@ class _BoundaryRecords:
         return cls(values, forced, attempts)
 
     def trace(self, rollout: "RolloutOutcome | Rollout") -> EvaluatedTrace:
-        """One trace with its boundaries."""
         attempts = self.attempts.get((rollout.problem_id, rollout.sample // rollout.stages), ())
         before = sum(attempt.tokens for attempt in attempts[:-1])
         boundaries = [

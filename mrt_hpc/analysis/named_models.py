@@ -3,7 +3,7 @@
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -15,60 +15,65 @@ from mrt_hpc.analysis.evaluated_run import EvaluatedRun, WeightsOrigin
 from mrt_hpc.analysis.intervals import FloatArray
 from mrt_hpc.analysis.model_samples import GRADER, ModelSamples
 from mrt_hpc.analysis.problem_measures import Measure
-from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.errors import Advice, UserError, nearest
 from mrt_hpc.plan.jobs import read_plan
-from mrt_hpc.recipe.find import expanded
+from mrt_hpc.recipe.find import expand_home
 from mrt_hpc.recipe.lock import FREE_FIELDS, FREE_SECTIONS, RECORDED_SECTIONS, differences
-from mrt_hpc.run.family import runs_of
+from mrt_hpc.run.family import arms_of, runs_of
 from mrt_hpc.run.layout import AT, FIRST, LAST, RunLayout, split_at, version_named
 from mrt_hpc.run.manifest import json_digest
 
 
 @dataclass(frozen=True)
 class NamedModel:
-    """One weights version of a run, or one model of an evaluation on its own."""
+    """A weights version of a run, or a model of an evaluation on its own."""
 
     run: EvaluatedRun
     version: int | str | None = None
-    """Its number, ``first`` or ``last``; None where a run was named without a version."""
+    """A number, ``first`` or ``last``; None where a run was named without a version."""
 
     def number(self, benchmarks: Sequence[str]) -> int:
-        """The number of the weights version. ``first`` and ``last`` are those of the versions that the recipe says are
-        evaluated: an earlier one never stands for the last one whose evaluation is not complete.
-
-        Raises:
-            UserError: it is the first or the last one, and not completely evaluated on all of these benchmarks.
+        """``first`` and ``last`` are of the versions that the recipe evaluates: an earlier one never stands for a last
+        one whose evaluation is not complete, which is refused.
         """
         if isinstance(self.version, int):
             return self.version
         run, word = self.run, self.version or LAST
         place = 0 if word == FIRST else -1
-        whole = sorted(set.intersection(*(set(run.versions(benchmark)) for benchmark in benchmarks)))
-        if run.wanted and run.wanted[place] in whole:
-            return run.wanted[place]
-        which = f"weights version {run.wanted[place]}, the {word} one of this run," if run.wanted else "no version"
-        named = f", or name a version that has one: {run.long_name(whole[place])}" if whole else ""
+        whole = self._whole(benchmarks)
+        if run.wanted_versions and run.wanted_versions[place] in whole:
+            return run.wanted_versions[place]
+        which = (
+            f"weights version {run.wanted_versions[place]}, the {word} one of this run,"
+            if run.wanted_versions
+            else "no version"
+        )
+        trained = [version for version in whole if version or word == FIRST]
+        named = f", or name a version that has one: {run.long_name(trained[place])}" if trained else ""
         raise UserError(
-            f"{which} has {'no' if run.wanted else 'a'} complete evaluation on {', '.join(benchmarks)}",
+            f"{which} has {'no' if run.wanted_versions else 'a'} complete evaluation on {', '.join(benchmarks)}",
             where=run.layout.root,
             expected=f"one of {', '.join(map(run.long_name, whole))}" if whole else None,
-            advice=f"mrt-hpc status {run.typed}, which says what is left to do{named}",
+            advice=Advice(
+                "mrt-hpc status {run}, which says what is left to do{named}", run=run.typed, named=Advice(named)
+            ),
         )
+
+    def is_late(self, benchmarks: Sequence[str]) -> bool:
+        """Whether it is the last version, and not completely evaluated on these benchmarks yet."""
+        is_last, wanted = self.version in (None, LAST), self.run.wanted_versions
+        return is_last and bool(wanted) and wanted[-1] not in self._whole(benchmarks)
+
+    def _whole(self, benchmarks: Sequence[str]) -> list[int]:
+        """Versions completely evaluated on all of these benchmarks."""
+        return sorted(set.intersection(*(set(self.run.versions(benchmark)) for benchmark in benchmarks)))
 
 
 # -- what is typed
 
 
 def named_models(texts: Sequence[str], *, trust: bool = False) -> list[NamedModel]:
-    """The models that these arguments name, in their order.
-
-    Args:
-        texts: as the user typed them.
-        trust: whether code of the runs is imported also where another user can change it.
-
-    Raises:
-        UserError: a directory is no run and no evaluation, or it has no such weights version or model.
-    """
+    """``trust`` also imports code that another user can change."""
     return [model for text in texts for model in _models_of(text, trust=trust)]
 
 
@@ -84,12 +89,8 @@ def _models_of(text: str, *, trust: bool) -> list[NamedModel]:
 
 
 def _numbers(run: EvaluatedRun, name: str | None) -> Sequence[int]:
-    """The numbers of the models of an evaluation on its own; without a name all of them.
-
-    Raises:
-        UserError: there is no model of this name.
-    """
-    names = run.model_names
+    """An evaluation on its own without a name stands for all its models."""
+    names = run.recipe.model_names
     if name is None:
         return range(len(names))
     if name not in names:
@@ -99,25 +100,20 @@ def _numbers(run: EvaluatedRun, name: str | None) -> Sequence[int]:
             value=name,
             where=run.layout.root,
             expected=f"one of {', '.join(names)}",
-            advice=None if guess is None else f"{run.typed}{AT}{guess}",
+            advice=None if guess is None else Advice("{typed}{at}{guess}", typed=run.typed, at=AT, guess=guess),
         )
     return [names.index(name)]
 
 
 def models_to_evaluate(texts: Sequence[str]) -> list[str]:
-    """The arguments as ``mrt-hpc eval`` takes them: an evaluation on its own stands for its models.
-
-    Raises:
-        UserError: an evaluation has no such model, or its recipe cannot be read.
-    """
-    return [model for text in texts for model in _to_evaluate(text)]
+    return [model for text in texts for model in _evaluable_models(text)]
 
 
-def _to_evaluate(text: str) -> list[str]:
+def _evaluable_models(text: str) -> list[str]:
     directory, name = split_at(text)
-    if not RunLayout(expanded(directory)).plan.is_file():
+    if not RunLayout(expand_home(directory)).plan.is_file():
         return [text]
-    run = EvaluatedRun.looked_at(directory)
+    run = EvaluatedRun.look_at(directory)
     return [run.evaluable(number) for number in _numbers(run, name)] if run.models else [text]
 
 
@@ -125,17 +121,13 @@ def _to_evaluate(text: str) -> list[str]:
 
 
 def chosen_benchmarks(models: Sequence[NamedModel], wanted: Sequence[str]) -> list[str]:
-    """The benchmarks that are wanted, or all that the models share, in the order of the first one.
-
-    Raises:
-        UserError: there is none, or one that is wanted is not there.
-    """
+    """The wanted benchmarks, which have to be there, or all that the models share, in the first one's order."""
     shared = [b for b in models[0].run.benchmarks if all(b in model.run.benchmarks for model in models[1:])]
     if not shared:
         raise UserError(
             "these models have no benchmark in common",
             value=list(dict.fromkeys(model.run.typed for model in models)),
-            advice=f"mrt-hpc eval {_evaluable(models)} --suite SUITE",
+            advice=Advice("mrt-hpc eval {evaluable} --suite SUITE", evaluable=_evaluable(models)),
         )
     for name in wanted:
         if name not in shared:
@@ -145,30 +137,34 @@ def chosen_benchmarks(models: Sequence[NamedModel], wanted: Sequence[str]) -> li
                 value=name,
                 where="--benchmark",
                 expected=f"one of {', '.join(shared)}",
-                advice=f"--benchmark {guess or shared[0]}",
+                advice=Advice("--benchmark {guess}", guess=guess or shared[0]),
             )
     return list(dict.fromkeys(wanted)) or shared
 
 
-def _evaluable(models: Sequence[NamedModel]) -> str:
-    """The models as ``mrt-hpc eval`` takes them."""
-    return " ".join(m.run.evaluable(m.version) if isinstance(m.version, int) else m.run.typed for m in models)
+def benchmarks_left_out(models: Sequence[NamedModel], chosen: Sequence[str]) -> Iterator[str]:
+    """A sentence on each benchmark that only some models have."""
+    names = dict.fromkeys(benchmark for model in models for benchmark in model.run.benchmarks)
+    for benchmark in names:
+        lacking = dict.fromkeys(model.run.typed for model in models if benchmark not in model.run.benchmarks)
+        if lacking and benchmark not in chosen:
+            command = Advice("mrt-hpc eval {lacking} --suite SUITE", lacking=list(lacking))
+            yield f"{benchmark} is left out, which {', '.join(lacking)} has not: {command}, which adds it"
+
+
+def _evaluable(models: Sequence[NamedModel]) -> list[str]:
+    return [m.run.evaluable(m.version) if isinstance(m.version, int) else m.run.typed for m in models]
 
 
 def read_models(
     models: Sequence[NamedModel], benchmarks: Sequence[str], *, graded: bool = True
 ) -> list[list[ModelSamples]]:
-    """The samples of each model, one item a benchmark. The tokens of a boundary are counted as the recipe of the first
-    model says, for all of them.
-
-    Args:
-        models: that were named.
-        benchmarks: that all of them have.
-        graded: whether their verdicts are compared, which one grader has to have given.
+    """One item a benchmark for each model. Boundaries count the tokens that the first model's recipe says.
 
     Raises:
         DamagedError: samples are not what was written.
-        UserError: an evaluation is not there, two of the models are the same, or several graders have judged them.
+        UserError: an evaluation is missing, two models are the same, or ``graded`` samples have verdicts of several
+            graders.
     """
     chosen = [(model.run, model.number(benchmarks)) for model in models]
     _require_different(chosen)
@@ -183,41 +179,33 @@ def read_models(
 
 
 def _require_one_grader(runs: Sequence[EvaluatedRun], read: Sequence[Sequence[ModelSamples]]) -> None:
-    """Refuse samples that several graders have judged: a difference might be one of the graders.
-
-    Raises:
-        UserError: on a benchmark, there are several.
-    """
+    """A difference might be one of the graders."""
     for of_benchmark in zip(*read, strict=True):
         graders = {grader for samples in of_benchmark for grader in samples.settings[GRADER].split()}
         if len(graders) < 2:
             continue
         benchmark = of_benchmark[0].benchmark
-        typed = " ".join(dict.fromkeys(run.typed for run in runs))
-        alike = len({json_digest(_judging(run, benchmark)) for run in runs}) == 1
-        evaluated = " ".join(dict.fromkeys(samples.source for samples in of_benchmark))
+        typed = list(dict.fromkeys(run.typed for run in runs))
+        alike = len({json_digest(_judging_settings(run, benchmark)) for run in runs}) == 1
+        evaluated = list(dict.fromkeys(samples.source for samples in of_benchmark))
         raise UserError(
             f"{len(graders)} graders have judged the samples on {benchmark}: verdicts of different graders are not "
             "compared",
             value=[samples.name for samples in of_benchmark],
             expected="verdicts of one grader" if alike else "evaluations with one verifier",
-            advice=f"mrt-hpc regrade {typed}" if alike else f"mrt-hpc eval {evaluated} --suite SUITE",
+            advice=Advice("mrt-hpc regrade {typed}", typed=typed)
+            if alike
+            else Advice("mrt-hpc eval {evaluated} --suite SUITE", evaluated=evaluated),
         )
 
 
-def _judging(run: EvaluatedRun, benchmark: str) -> list[object]:
-    """What the recipe says of how answers are found and judged."""
+def _judging_settings(run: EvaluatedRun, benchmark: str) -> list[object]:
     problems = run.recipe.benchmark(benchmark).problems
     verifier = None if problems.verifier is None else problems.verifier.model_dump(mode="json")
     return [verifier, problems.extraction, run.recipe.grading.model_dump(mode="json", exclude={"processes"})]
 
 
 def _require_different(chosen: Sequence[tuple[EvaluatedRun, int]]) -> None:
-    """Refuse a model that is named twice.
-
-    Raises:
-        UserError: there is one.
-    """
     places = [(run.layout.root.resolve(), version) for run, version in chosen]
     for (run, version), place in zip(chosen, places, strict=True):
         if places.count(place) > 1:
@@ -225,14 +213,20 @@ def _require_different(chosen: Sequence[tuple[EvaluatedRun, int]]) -> None:
                 "a model is named twice",
                 value=run.long_name(version),
                 expected="different models",
-                advice=f"name {run.typed} once"
+                advice=Advice("name {typed} once", typed=run.typed)
                 if run.models
-                else f"name it once, or mrt-hpc compare {run.typed}{AT}{FIRST} {run.typed}{AT}{LAST}",
+                else Advice(
+                    "name it once, or mrt-hpc compare {typed}{at}{first} {typed}{at}{last}",
+                    typed=run.typed,
+                    at=AT,
+                    first=FIRST,
+                    last=LAST,
+                ),
             )
 
 
 def _names(chosen: Sequence[tuple[EvaluatedRun, int]]) -> list[str]:
-    """What tables call the models: as short as it may be, where no two directories share the name before the ``@``."""
+    """Names as short as they can be without two directories sharing one."""
     places: dict[str, set[Path]] = defaultdict(set)
     for run, version in chosen:
         places[run.short_name(version).partition(AT)[0]].add(run.layout.root.resolve())
@@ -245,18 +239,15 @@ def _names(chosen: Sequence[tuple[EvaluatedRun, int]]) -> list[str]:
 
 
 def require_same_problems(models: Sequence[ModelSamples]) -> None:
-    """Refuse models that were evaluated on different problems of a benchmark.
-
-    Raises:
-        UserError: the problems of a model differ from those of the first.
-    """
     first = models[0]
     for model in models[1:]:
         if different := first.problems.keys() ^ model.problems.keys():
             raise UserError(
                 f"{first.name} and {model.name} were evaluated on different problems of {first.benchmark}",
                 value=sorted(different)[:5],
-                advice=f"mrt-hpc eval {first.source} {model.source} --suite SUITE",
+                advice=Advice(
+                    "mrt-hpc eval {source} {source2} --suite SUITE", source=first.source, source2=model.source
+                ),
             )
 
 
@@ -267,104 +258,126 @@ def require_same_problems(models: Sequence[ModelSamples]) -> None:
 
 @dataclass(frozen=True)
 class Arm:
-    """What the runs of an arm wrote for the problems of one benchmark."""
+    """The runs of one arm on one benchmark."""
 
     name: str
-    """What tables call it."""
     runs: tuple[ModelSamples, ...]
-    """[S] one for each training seed; one for a model that was named alone."""
+    """[S] one a training seed; one for a model that was named alone."""
+    differing: tuple[str, ...] = ()
+    """The fields besides the seed in which the runs' recipes differ."""
 
     @classmethod
     def of(cls, model: ModelSamples) -> Self:
-        """The arm of one run."""
         return cls(model.name, (model,))
 
     @property
     def benchmark(self) -> str:
-        """The benchmark of all runs."""
         return self.runs[0].benchmark
 
     @property
     def fewest(self) -> int:
-        """The least number of traces that a problem has in any run."""
         return min(run.fewest for run in self.runs)
 
-    def on(self, problems: Sequence[str]) -> "Arm":
+    def restrict(self, problems: Sequence[str]) -> "Arm":
         """The arm with these problems alone, in this order; all runs have them."""
         runs = (replace(run, problems={problem: run.problems[problem] for problem in problems}) for run in self.runs)
         return replace(self, runs=tuple(runs))
 
     def values(self, measure: Measure) -> FloatArray:
-        """[S, P] the measure of each run and problem, in the order of the problems of the first run.
-
-        Raises:
-            UserError: the samples are too few, or lack what is measured.
-        """
+        """[S, P] in the order of the first run's problems."""
         by_run = [measure.values(run) for run in self.runs]
         return np.array([[values[problem] for problem in self.runs[0].problems] for values in by_run])
 
 
 @dataclass(frozen=True)
 class NamedArm:
-    """An arm as it was typed."""
-
     models: tuple[NamedModel, ...]
     name: str | None = None
-    """None for a model that was named alone: it has the name of the model."""
 
 
 SYNTAX = "NAME=RUN,RUN,..., as in grpo=runs/grpo-0,runs/grpo-1@20"
-"""How an arm is typed."""
 
 
 def named_arms(texts: Sequence[str], *, trust: bool = False) -> list[NamedArm]:
-    """The arms that these texts name, in their order.
-
-    Args:
-        texts: each ``NAME=RUN,RUN,...``; a RUN is what ``named_models`` takes.
-        trust: whether code of the runs is imported also where another user can change it.
-
-    Raises:
-        UserError: a text has another form, two have the same name, or a run is not there.
-    """
     return [NamedArm(tuple(named_models(words, trust=trust)), name) for name, words in split_arms(texts).items()]
 
 
-def split_arms(texts: Sequence[str]) -> dict[str, list[str]]:
-    """The runs of each arm as they were typed, by the name of the arm.
-
-    Args:
-        texts: each ``NAME=RUN,RUN,...``; a family stands for its runs.
-
-    Raises:
-        UserError: a text has another form, or two have the same name.
+def compared_arms(what: Sequence[str], arms: Sequence[str], *, trust: bool) -> list[NamedArm]:
+    """The named models, each an arm of one run, and the arms, those of families too; a single run without a version
+    stands for its first and its last.
     """
+    alone, of_families = arms_of(what)
+    models = named_models(alone, trust=trust)
+    arms = (*of_families, *arms)
+    named = [*(NamedArm((model,)) for model in models), *named_arms(arms, trust=trust)]
+    if len(named) > 1:
+        return named
+    if len(models) == 1 and models[0].version is None:
+        return [NamedArm((replace(models[0], version=version),)) for version in (FIRST, LAST)]
+    if models:
+        one, other = Advice("{what}", what=alone[0]), _another(models[0])
+    elif what:
+        one, other = Advice("{what}", what=what), "FAMILY"
+    else:
+        one, other = Advice("--arm {arm}", arm=arms[0]), "--arm NAME=RUN,RUN"
+    raise UserError(
+        "a comparison needs two models or arms",
+        value=one,
+        advice=Advice("mrt-hpc compare {one} {other}", one=one, other=Advice(other)),
+    )
+
+
+def _another(model: NamedModel) -> str:
+    """A model that this one may be compared with, as the user types it."""
+    if model.run.models:
+        return "RUN"
+    version = LAST if model.version in (FIRST, 0) else FIRST
+    return Advice("{run}@{version}", run=model.run.typed, version=version)
+
+
+def split_arms(texts: Sequence[str]) -> dict[str, list[str]]:
+    """A family stands for its runs."""
     arms: dict[str, list[str]] = {}
     for text in texts:
         name, sign, runs = text.partition("=")
         typed = [word.strip() for word in runs.split(",")]
         if not (name.strip() and sign and all(typed)):
             raise UserError("this is no arm", value=text, where="--arm", expected=SYNTAX, advice="--arm NAME=RUN,RUN")
-        words = [str(run) for word in typed for run in runs_of(expanded(word))]
+        words = [str(run) for word in typed for run in runs_of(expand_home(word))]
         if arms.setdefault(name.strip(), words) is not words:
-            advice = f"--arm {name.strip()}-2={runs}"
+            advice = Advice("--arm {name}-2={runs}", name=name.strip(), runs=runs)
             raise UserError("two arms have the same name", value=name.strip(), where="--arm", advice=advice)
     return arms
 
 
-def read_arms(arms: Sequence[NamedArm], benchmarks: Sequence[str], *, graded: bool) -> list[list[Arm]]:
-    """The samples of each arm, one item a benchmark; see ``read_models``.
-
-    Raises:
-        DamagedError: samples are not what was written.
-        UserError: an evaluation is not there, or two of the models are the same or have the same training seed within
-            an arm, or ``read_models`` refuses them.
+def evaluated_runs(arms: Sequence[NamedArm], benchmarks: Sequence[str]) -> tuple[list[NamedArm], list[str]]:
+    """Arms without runs that are not evaluated yet, and a sentence on each arm that lacks some. All stay where fewer
+    than two arms would be left; a model named alone stays always.
     """
+    left, sentences = [], []
+    for arm in arms:
+        late = [model for model in arm.models if arm.name is not None and model.is_late(benchmarks)]
+        if late:
+            runs = ", ".join(model.run.typed for model in late)
+            have = f"{len(arm.models) - len(late)} of {len(arm.models)} runs"
+            why = f"the last weights version of {runs} is not evaluated yet on {', '.join(benchmarks)}"
+            then = Advice("mrt-hpc status {run} says what is left to do", run=late[0].run.typed)
+            sentences.append(f"{arm.name} has {have}: {why}; {then}")
+        if rest := tuple(model for model in arm.models if model not in late):
+            left.append(replace(arm, models=rest))
+    return (left, sentences) if len(left) > 1 else (list(arms), [])
+
+
+def read_arms(arms: Sequence[NamedArm], benchmarks: Sequence[str], *, graded: bool) -> list[list[Arm]]:
+    """One item a benchmark; see ``read_models`` and ``require_independent``, which may refuse them."""
     require_independent(arms, benchmarks)
     samples = iter(read_models([model for arm in arms for model in arm.models], benchmarks, graded=graded))
     runs = [[next(samples) for _ in arm.models] for arm in arms]
     return [
-        [Arm(arm.name or mine[0][0].name, of_benchmark) for of_benchmark in zip(*mine, strict=True)]
+        [
+            Arm(arm.name or mine[0][0].name, each, _differing_fields(_origins(arm, benchmarks)))
+            for each in zip(*mine, strict=True)
+        ]
         for arm, mine in zip(arms, runs, strict=True)
     ]
 
@@ -377,15 +390,7 @@ BESIDE_THE_RECIPE = ("name", "seed", *FREE_SECTIONS, *FREE_FIELDS, *RECORDED_SEC
 
 
 def require_independent(arms: Sequence[NamedArm], benchmarks: Sequence[str]) -> None:
-    """Refuse a model that is named twice, and an arm of which two runs have the same training seed.
-
-    Args:
-        arms: that are compared.
-        benchmarks: on which; of models that have a number they do not matter.
-
-    Raises:
-        UserError: there is one, or ``NamedModel.number`` refuses.
-    """
+    """Refuse a model that is named twice, and an arm of which two runs have the same training seed."""
     for arm in arms:
         if len(arm.models) > 1:
             _require_seeds(arm, benchmarks)
@@ -393,11 +398,7 @@ def require_independent(arms: Sequence[NamedArm], benchmarks: Sequence[str]) -> 
 
 
 def _require_seeds(arm: NamedArm, benchmarks: Sequence[str]) -> None:
-    """Refuse an arm of which two runs have the same training seed: they are no independent draws.
-
-    Raises:
-        UserError: two have.
-    """
+    """Runs of the same training seed are no independent draws."""
     for one, other in combinations(_origins(arm, benchmarks), 2):
         if one.recipe is not None and other.recipe is not None and one.recipe.seed == other.recipe.seed:
             raise UserError(
@@ -405,26 +406,73 @@ def _require_seeds(arm: NamedArm, benchmarks: Sequence[str]) -> None:
                 value=f"seed {one.recipe.seed} in {one.name} and {other.name}",
                 where="--arm",
                 expected="runs of one recipe, each with a seed of its own",
-                advice=f"leave {other.name} out of the arm",
+                advice=Advice("leave {name} out of the arm", name=other.name),
             )
 
 
+def seed_by_seed(arms: Sequence[NamedArm], benchmarks: Sequence[str]) -> list[NamedArm]:
+    """The arms with their runs in the order of their seeds. It refuses different seeds, and runs of one seed that began
+    with other weights.
+    """
+    pairs = [sorted(_models_by_start(arm, benchmarks), key=lambda started: started[0]) for arm in arms]
+    starts = [[start for start, _ in of_arm] for of_arm in pairs]
+    if not _are_paired(starts):
+        seeds = [[seed for seed, _ in of_arm] for of_arm in starts]
+        raise UserError(
+            "the runs of these arms are not paired by their seeds",
+            value=seeds,
+            where="--paired",
+            expected="arms of the same two seeds or more, whose runs of one seed have the same weights version 0",
+            advice="leave --paired out: the seeds of each arm are then its own",
+        )
+    return [replace(arm, models=tuple(model for _, model in mine)) for arm, mine in zip(arms, pairs, strict=True)]
+
+
+def may_be_paired(arms: Sequence[NamedArm], benchmarks: Sequence[str]) -> bool:
+    return _are_paired([sorted(start for start, _ in _models_by_start(arm, benchmarks)) for arm in arms])
+
+
+def _models_by_start(arm: NamedArm, benchmarks: Sequence[str]) -> list[tuple[tuple[int, str], NamedModel]]:
+    """The seed and the digest of version 0 of each run; -1 and nothing where they are not known."""
+    origins = zip(_origins(arm, benchmarks), arm.models, strict=True)
+    return [((-1 if one.recipe is None else one.recipe.seed, one.start or ""), model) for one, model in origins]
+
+
+def _are_paired(starts: Sequence[Sequence[tuple[int, str]]]) -> bool:
+    known = all(seed >= 0 and digest for of_arm in starts for seed, digest in of_arm)
+    return known and len(starts[0]) > 1 and all(of_arm == starts[0] for of_arm in starts)
+
+
 def remarks_on(arms: Sequence[NamedArm], benchmarks: Sequence[str]) -> list[str]:
-    """What a reader has to know of the runs of the arms, a sentence each."""
-    return [sentence for arm in arms if len(arm.models) > 1 for sentence in _remarks(arm, benchmarks)]
+    of_arms = [sentence for arm in arms if len(arm.models) > 1 for sentence in _remarks(arm, benchmarks)]
+    return [*_copies([model for arm in arms for model in arm.models], benchmarks), *of_arms]
+
+
+def _copies(models: Iterable[NamedModel], benchmarks: Sequence[str]) -> Iterator[str]:
+    """The difference of two copies of one run, at one weights version, says nothing."""
+    seen: dict[tuple[str, int], str] = {}
+    for model in models:
+        if model.run.layout.identity.is_file() and not model.run.models:
+            key = model.run.layout.identity.read_text(), model.number(benchmarks)
+            if (first := seen.setdefault(key, model.run.typed)) != model.run.typed:
+                yield f"{first} and {model.run.typed} are copies of one run, at the same weights version"
 
 
 def _remarks(arm: NamedArm, benchmarks: Sequence[str]) -> Iterator[str]:
     origins = _origins(arm, benchmarks)
     if unknown := [origin.name for origin in origins if origin.recipe is None]:
         yield f"{arm.name}: how {', '.join(unknown)} was trained is not known, nor whether with a seed of its own"
-    recipes = [origin.recipe.model_dump(mode="json") for origin in origins if origin.recipe is not None]
-    changed = (field for other in recipes[1:] for field, _, _ in differences(recipes[0], other))
-    if fields := [field for field in dict.fromkeys(changed) if not _is_beside(field)]:
+    if fields := _differing_fields(origins):
         yield f"the runs of {arm.name} differ in more than their seed: {', '.join(fields)}"
     if len({origin.version for origin in origins}) > 1:
         told = ", ".join(str(origin.version) for origin in origins)
         yield f"the runs of {arm.name} are at different weights versions: {told}"
+
+
+def _differing_fields(origins: Sequence[WeightsOrigin]) -> tuple[str, ...]:
+    recipes = [origin.recipe.model_dump(mode="json") for origin in origins if origin.recipe is not None]
+    changed = (field for other in recipes[1:] for field, _, _ in differences(recipes[0], other))
+    return tuple(field for field in dict.fromkeys(changed) if not _is_beside(field))
 
 
 def _is_beside(field: str) -> bool:
@@ -432,5 +480,4 @@ def _is_beside(field: str) -> bool:
 
 
 def _origins(arm: NamedArm, benchmarks: Sequence[str]) -> list[WeightsOrigin]:
-    """How each run of an arm was trained."""
     return [model.run.origin(model.number(benchmarks)) for model in arm.models]

@@ -11,12 +11,12 @@ DASH = "–"
 
 
 def cell(value: object) -> str:
-    """Text that cannot break a table."""
+    """The text cannot break a table."""
     return str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
 
 
 def percent(share: float | None) -> str:
-    """A share as ``28.1 %``."""
+    """A text such as ``28.1 %``."""
     return DASH if share is None else f"{100 * share:.1f} %"
 
 
@@ -27,28 +27,27 @@ def points(difference: float) -> str:
 
 
 def share_text(estimate: "IntervalEstimate") -> str:
-    """A share with its interval, where it has one: ``28.1 % (20.4 % to 37.3 %)``."""
-    return with_ends(estimate, percent)
+    """A text such as ``28.1 % (20.4 % to 37.3 %)``, or without an interval."""
+    return estimate_text(estimate, percent)
 
 
 def decimal_text(estimate: "IntervalEstimate") -> str:
-    """A number of three decimals with its interval, where it has one: ``0.281 (0.204 to 0.373)``."""
-    return with_ends(estimate, "{:.3f}".format)
+    """A text such as ``0.281 (0.204 to 0.373)``, or without an interval."""
+    return estimate_text(estimate, "{:.3f}".format)
 
 
-def with_ends(estimate: "IntervalEstimate", written: Callable[[float], str]) -> str:
-    """A number as it is written, with its interval, where it has one."""
+def estimate_text(estimate: "IntervalEstimate", written: Callable[[float], str]) -> str:
     mean = written(estimate.mean)
     return f"{mean} ({written(estimate.low)} to {written(estimate.high)})" if math.isfinite(estimate.low) else mean
 
 
 def interval(estimate: "IntervalEstimate") -> str:
-    """A difference with its interval in percentage points: ``+1.3 (−0.4 to +3.0)``."""
+    """A difference in percentage points: ``+1.3 (−0.4 to +3.0)``."""
     return f"{points(estimate.mean)} ({points(estimate.low)} to {points(estimate.high)})"
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, scientific where that is shorter to read."""
+    """The number has three significant digits, scientific where that is shorter to read."""
     if value is None:
         return DASH
     if not math.isfinite(value):
@@ -59,12 +58,12 @@ def number(value: float | None) -> str:
 
 
 def count(value: int | None) -> str:
-    """A whole number with separators."""
+    """The number has separators."""
     return DASH if value is None else f"{value:,}"
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in the two largest units that matter: ``3 h 12 min``."""
+    """The two largest units that matter: ``3 h 12 min``."""
     if seconds is None:
         return DASH
     if seconds < 60:

@@ -1,5 +1,5 @@
-"""Measures of a model that have one number for each problem: pass@k, maj@k, regret and tokens; and the values of its
-traces by token, from which regret and efficiency are computed.
+"""Measures with one number for each problem: pass@k, maj@k, regret and tokens; and the values of traces by token, from
+which regret and efficiency are computed.
 """
 
 import re
@@ -12,7 +12,7 @@ import numpy as np
 
 from mrt_hpc.analysis.intervals import FloatArray, IntervalEstimate, mean_interval, mean_of_shares, pass_at_1, pass_at_k
 from mrt_hpc.analysis.model_samples import Counted, EvaluatedBoundary, EvaluatedTrace, ModelSamples, evaluated_problems
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.mrt.regret import TraceCurve, area_under_values
 from mrt_hpc.mrt.votes import RIGHT, AnswerCounts, Representative, cleaned_answer, majority_at_k
 from mrt_hpc.recipe.choices import Boundaries
@@ -24,14 +24,12 @@ if TYPE_CHECKING:
 def tokens_at(boundary: EvaluatedBoundary, counted: Counted, answers: int) -> float:
     """The tokens of a trace that is stopped at a boundary and answers there: the one definition of all analyses.
 
-    Regret counts no answer by ``sampled`` and one by ``all``, token efficiency one, a vote as many as vote, and the
-    budget of a thought none.
+    Regret counts no answer by ``sampled`` and one by ``all``, token efficiency one, a vote as many as vote.
 
     Args:
-        boundary: where the thought ends.
-        counted: what stands before the answers: by ``sampled`` the sampled tokens of the trace, by ``all`` those of
-            prompt, prefix and the prover's text.
-        answers: the answers that are drawn there, each counted with the mean length of those that the prover drew.
+        counted: ``sampled`` adds the sampled tokens of the trace, ``all`` those of prompt, prefix and the prover's
+            text.
+        answers: how many, each with the mean length of those that the prover drew.
 
     Raises:
         ValueError: the prover drew no answer there, and it or its prompt is counted.
@@ -46,15 +44,7 @@ def tokens_at(boundary: EvaluatedBoundary, counted: Counted, answers: int) -> fl
 
 def curve_of(trace: EvaluatedTrace, counted: Counted = "sampled", answers: int | None = None) -> TraceCurve:
     """The values of one trace by token. A boundary with shorter answers than the one before it counts no fewer tokens,
-    so that an area has a base.
-
-    Args:
-        trace: with a value at each boundary.
-        counted: see ``tokens_at``.
-        answers: see there; None takes what regret counts.
-
-    Raises:
-        ValueError: a boundary has no value, or no branch where its tokens are counted.
+    so that an area has a base. None for ``answers`` takes the number that regret counts.
     """
     if answers is None:
         answers = 1 if counted == "all" else 0
@@ -66,12 +56,7 @@ def curve_of(trace: EvaluatedTrace, counted: Counted = "sampled", answers: int |
 
 
 def curves_of(model: ModelSamples) -> dict[str, list[TraceCurve]]:
-    """The values of all traces by problem.
-
-    Raises:
-        UserError: the boundaries of the traces are not the ends of episodes, a trace has no values, or it has no forced
-            answers where their tokens are counted.
-    """
+    """Traces have values at the ends of episodes, and forced answers where their tokens are counted."""
     model.require_boundaries(Boundaries.EPISODES)
     model.require_values()
     if model.counted == "all" and model.fewest_forced == 0:
@@ -85,12 +70,7 @@ def curves_of(model: ModelSamples) -> dict[str, list[TraceCurve]]:
 
 
 def valued_traces(parts: "Iterable[Sampled]", counted: Counted = "sampled") -> dict[str, list[TraceCurve]]:
-    """The traces of each problem with the values of all their prefixes; those that were not valued are left out.
-
-    Args:
-        parts: the shards of one version and benchmark.
-        counted: the tokens of a boundary.
-    """
+    """The curves by problem, from the shards of one version and benchmark; traces without values are left out."""
     valued = {
         problem: [curve_of(trace, counted) for trace in traces if any(b.value is not None for b in trace.boundaries)]
         for problem, traces in evaluated_problems(parts).items()
@@ -102,43 +82,33 @@ EXPECTED = "pass@K, maj@K, regret@TOKENS or tokens, for instance pass@1"
 
 
 class Measure(ABC):
-    """A number for each problem, of which the mean over problems is the result."""
+    """A number for each problem; the result is the mean over problems."""
 
     more_is_better: ClassVar[bool] = True
     is_share: ClassVar[bool] = True
     """Whether each number lies in [0, 1]."""
     is_mean: ClassVar[bool] = False
-    """Whether the number of a problem is a mean over its samples."""
     is_graded: ClassVar[bool] = True
     """Whether it depends on the verdicts of the grader."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """As the user types it."""
+        """The name as the user types it."""
 
     @abstractmethod
     def values(self, model: ModelSamples) -> dict[str, float]:
-        """The number of each problem.
-
-        Raises:
-            UserError: the samples are too few, or lack what is measured.
-        """
+        """The number of each problem. It refuses samples that are too few, or lack what is measured."""
 
     def terms(self, model: ModelSamples) -> dict[str, FloatArray] | None:  # noqa: ARG002
-        """[n] the numbers whose mean is the number of a problem, by problem; None for a measure that is no mean over
-        samples.
-        """
+        """[n] the numbers whose mean is that of a problem; None for a measure that is no mean over samples."""
         return None
 
     def interval(self, model: ModelSamples) -> IntervalEstimate:
-        """The mean over problems with its interval."""
         return mean_of_shares(self.values(model))
 
 
 class MeanMeasure(Measure):
-    """A mean over the samples of a problem."""
-
     is_mean: ClassVar[bool] = True
 
     @abstractmethod
@@ -146,7 +116,6 @@ class MeanMeasure(Measure):
         """[n] the number of each sample, by problem."""
 
     def values(self, model: ModelSamples) -> dict[str, float]:
-        """The mean of each problem."""
         return {problem: float(terms.mean()) for problem, terms in self.terms(model).items()}
 
 
@@ -157,27 +126,23 @@ class Accuracy(MeanMeasure):
     name: ClassVar[str] = "pass@1"
 
     def terms(self, model: ModelSamples) -> dict[str, FloatArray]:
-        """[n] rewards."""
         return {problem: np.array([s.reward for s in samples]) for problem, samples in model.problems.items()}
 
     def interval(self, model: ModelSamples) -> IntervalEstimate:
-        """As summaries and the report have it."""
+        """The interval is that of summaries and the report."""
         return pass_at_1([[s.reward for s in samples] for samples in model.problems.values()])
 
 
 @dataclass(frozen=True)
 class PassAtK(Measure):
-    """The chance that one of k samples is right."""
-
     k: int
 
     @property
     def name(self) -> str:
-        """The name, with k."""
         return f"pass@{self.k}"
 
     def values(self, model: ModelSamples) -> dict[str, float]:
-        """Unbiased."""
+        """The estimate is unbiased."""
         require_samples(model, self.k, self.name)
         return {
             problem: pass_at_k(len(samples), sum(s.reward >= RIGHT for s in samples), self.k)
@@ -187,19 +152,18 @@ class PassAtK(Measure):
 
 @dataclass(frozen=True)
 class MajorityAtK(Measure):
-    """The chance that a vote of k samples is right; see ``mrt.votes``."""
+    """maj@k, see ``mrt.votes``."""
 
     k: int
     representative: Representative = cleaned_answer
-    """Gives for a wrong answer the one that stands for its class. By default the class is the text after a cleanup."""
+    """Gives for a wrong answer the one that stands for its class, by default its text after a cleanup."""
 
     @property
     def name(self) -> str:
-        """The name, with k."""
         return f"maj@{self.k}"
 
     def values(self, model: ModelSamples) -> dict[str, float]:
-        """Unbiased, for these classes."""
+        """The estimate is unbiased for these classes."""
         require_samples(model, self.k, self.name)
         return {
             problem: self._of([(s.answer, s.reward) for s in samples]) for problem, samples in model.problems.items()
@@ -218,15 +182,10 @@ class Regret(MeanMeasure):
 
     @property
     def name(self) -> str:
-        """The name, with the budget."""
         return f"regret@{self.budget}"
 
     def terms(self, model: ModelSamples) -> dict[str, FloatArray]:
-        """[traces] 1 less the area of each trace.
-
-        Raises:
-            UserError: the budget exceeds the tokens that a trace may have, or there are no values.
-        """
+        """[traces] 1 less the area of each trace."""
         require_budget(model, self.budget)
         return {
             problem: np.array([1.0 - area_under_values(c.tokens, c.values, self.budget) for c in curves])
@@ -236,64 +195,49 @@ class Regret(MeanMeasure):
 
 @dataclass(frozen=True)
 class Tokens(MeanMeasure):
-    """Tokens of a completion."""
+    """Tokens of a completion; neither more nor fewer are better."""
 
-    more_is_better: ClassVar[bool] = False
     is_share: ClassVar[bool] = False
     is_graded: ClassVar[bool] = False
     name: ClassVar[str] = "tokens"
 
     def terms(self, model: ModelSamples) -> dict[str, FloatArray]:
-        """[n] tokens."""
         return {problem: np.array([float(s.tokens) for s in samples]) for problem, samples in model.problems.items()}
 
     def interval(self, model: ModelSamples) -> IntervalEstimate:
-        """The interval over problems; a single one shows nothing of others."""
+        """A single problem shows nothing of others."""
         values = np.array(list(self.values(model).values()))
         return mean_interval(values) if len(values) > 1 else IntervalEstimate(float(values[0]), 0.0, float("inf"))
 
 
 def require_samples(model: ModelSamples, k: int, name: str) -> None:
-    """Refuse a k that exceeds the samples of a problem.
-
-    Raises:
-        UserError: it does.
-    """
     if model.fewest < k:
         raise UserError(
             f"{name} needs {k} samples of each problem, and {model.name} has {model.fewest} on {model.benchmark}",
             expected=f"a k of at most {model.fewest}",
-            advice=f"mrt-hpc eval {model.source} --suite SUITE, with a suite that has more samples",
+            advice=Advice(
+                "mrt-hpc eval {source} --suite SUITE, with a suite that has more samples", source=model.source
+            ),
         )
 
 
-def require_budget(model: ModelSamples, budget: int, option: str = "--measure regret@") -> None:
-    """Refuse a budget that no trace of an evaluation could reach: a trace that was cut would count as one that ended.
+BY_MEASURE = Advice("--measure regret@")
+"""The option that names a budget of regret, up to its number."""
 
-    Args:
-        model: with its limit.
-        budget: in tokens.
-        option: the option that names the budget, up to its number.
 
-    Raises:
-        UserError: it exceeds the limit of the evaluation.
-    """
+def require_budget(model: ModelSamples, budget: int, option: Advice = BY_MEASURE) -> None:
+    """Refuse a budget that no trace could reach: a trace that was cut would count as one that ended."""
     if model.limit is not None and budget > model.limit:
         raise UserError(
             f"regret up to {budget} tokens needs traces of so many, and those of {model.name} on {model.benchmark} "
             f"end at {model.limit}",
             where=option.partition(" ")[0],
             expected=f"a budget of at most {model.limit}",
-            advice=f"{option}{model.limit}",
+            advice=Advice("{option}{limit}", option=option, limit=model.limit),
         )
 
 
 def measure_of(text: str) -> Measure:
-    """The measure of a name.
-
-    Raises:
-        UserError: there is none.
-    """
     kind, _, number = text.partition("@")
     if text in BY_NAME:
         return BY_NAME[text]

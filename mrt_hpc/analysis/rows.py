@@ -1,6 +1,4 @@
-"""The numbers of a report's tables: summaries of evaluations, their measures with intervals, gains, means, regret, and
-the time of phases.
-"""
+"""The numbers of a report's tables: summaries, measures with intervals, gains, means, regret, time of phases."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,20 +26,14 @@ def summarise_evaluation(
     stages: Mapping[str, Mapping[str, float]] | None = None,
     **measured: Any,
 ) -> EvaluationSummary:
-    """The summary of one weights version on one benchmark, from the rewards of every problem's samples.
-
-    pass@k and maj@k are given for k = 1, 2, 4 .. up to the fewest samples that a problem has.
+    """The summary of one weights version on one benchmark; pass@k and maj@k for k = 1, 2, 4 .. the fewest samples of a
+    problem.
 
     Args:
-        version: of the weights.
-        benchmark: its name.
         rewards: [P][n] of each problem's samples.
-        answers: [P][n] of the same samples, None where one has no answer; without them there is no maj@k.
-        stages: the mean reward of each problem, by stage and problem id.
-        measured: further fields of ``EvaluationSummary``, which checks them.
-
-    Raises:
-        ValueError: there is no problem, a problem without a sample, or no such field.
+        answers: [P][n] of the same samples, None for none; without them there is no maj@k.
+        stages: the mean reward by stage and problem id.
+        measured: further fields of ``EvaluationSummary``.
     """
     estimate = intervals.pass_at_1(list(rewards.values()))
     fewest = min(len(samples) for samples in rewards.values())
@@ -58,7 +50,7 @@ def summarise_evaluation(
         high=estimate.high,
         per_problem={problem: float(np.mean(samples)) for problem, samples in rewards.items()},
         pass_at_k={k: float(np.mean([row[i] for row in passes.values()])) for i, k in enumerate(sizes)},
-        pass_by_problem={problem: _rounded(row) for problem, row in passes.items()},
+        pass_by_problem={problem: _round_all(row) for problem, row in passes.items()},
         majority_by_problem={p: _majorities(rewards[p], mine, sizes) for p, mine in (answers or {}).items()},
         stages={name: float(np.mean(list(means.values()))) for name, means in by_stage.items()},
         stages_by_problem=_rows(by_stage),
@@ -67,105 +59,88 @@ def summarise_evaluation(
 
 
 DIGITS = 6
-"""The decimals of numbers of single problems, so that files stay small."""
+"""Decimals of numbers of single problems, so that files stay small."""
 ROUNDED = 10.0**-DIGITS
-"""Means of rounded numbers that differ by less than this agree."""
+"""Means of rounded numbers that differ by less agree."""
 
 
 def _pass_at_k(rewards: Sequence[float], k: int) -> float:
-    """pass@k of one problem; a sample counts as correct when its reward is 1."""
+    """A sample counts as correct when its reward is 1."""
     return intervals.pass_at_k(len(rewards), sum(reward >= RIGHT for reward in rewards), k)
 
 
 def _majorities(rewards: Sequence[float], answers: Sequence[str | None], sizes: Sequence[int]) -> tuple[float, ...]:
-    """[K] maj@k of one problem."""
     counts = AnswerCounts.of(zip(answers, rewards, strict=True))
-    return _rounded([majority_at_k(counts, k) for k in sizes])
+    return _round_all([majority_at_k(counts, k) for k in sizes])
 
 
 def _rows(columns: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
-    """The numbers of each problem in the order of the stages, from those of each stage; of problems that have all."""
     every = [*columns.values()]
     problems = [problem for problem in next(iter(every), {}) if all(problem in column for column in every)]
-    return {problem: _rounded([column[problem] for column in every]) for problem in problems}
+    return {problem: _round_all([column[problem] for column in every]) for problem in problems}
 
 
-def _rounded(numbers: Sequence[float]) -> tuple[float, ...]:
+def _round_all(numbers: Sequence[float]) -> tuple[float, ...]:
     return tuple(round(number, DIGITS) for number in numbers)
 
 
 # -- the measures of a summary with their intervals
 
 
-def without_interval(mean: float) -> intervals.IntervalEstimate:
-    """A mean of which nothing else is known: its interval is infinite, and tables and figures leave it out."""
+def bare_mean(mean: float) -> intervals.IntervalEstimate:
+    """A mean with an infinite interval, which tables and figures leave out."""
     return intervals.IntervalEstimate(mean, -math.inf, math.inf)
 
 
 def mean_of(*benchmarks: intervals.Means) -> intervals.IntervalEstimate:
-    """The mean of a share over the problems of a benchmark, or over several benchmarks, with its interval in [0, 1].
-
-    Args:
-        benchmarks: the share of each problem of each benchmark.
-
-    Raises:
-        ValueError: there is no problem.
-    """
     if len(benchmarks) == 1:
         return intervals.mean_of_shares(benchmarks[0])
-    difference = intervals.mean_paired_difference(
-        [(dict.fromkeys(by_problem, 0.0), by_problem) for by_problem in benchmarks]
-    )
-    return replace(difference, low=max(difference.low, 0.0))
+    gain = intervals.mean_gain([(dict.fromkeys(by_problem, 0.0), by_problem) for by_problem in benchmarks]).interval
+    return replace(gain, low=max(gain.low, 0.0))
 
 
 def pass_estimates(*benchmarks: EvaluationSummary) -> dict[int, intervals.IntervalEstimate]:
-    """pass@k by k: of a benchmark, or the mean over several for every k that all of them have.
-
-    For k = 1 it is the accuracy with its interval, so that the two agree.
-    """
-    passes = [_by_place(list(e.pass_at_k), e.pass_by_problem) for e in benchmarks]
-    estimates = {k: mean_of(*shares) for k, shares in _shared(passes).items()}
+    """The mean over benchmarks for every k that all have. For k = 1 it is the accuracy with its interval."""
+    passes = [_means_by_name(list(e.pass_at_k), e.pass_by_problem) for e in benchmarks]
+    estimates = {k: mean_of(*shares) for k, shares in _common_shares(passes).items()}
     if len(benchmarks) == 1 and 1 in estimates:
-        estimates[1] = _agreeing(estimates[1], benchmarks[0])
+        estimates[1] = _prefer_summary(estimates[1], benchmarks[0])
     return estimates
 
 
 def majority_estimates(*benchmarks: EvaluationSummary) -> dict[int, intervals.IntervalEstimate]:
-    """maj@k by k: of a benchmark, or the mean over several; empty where a summary has none."""
-    majorities = [_by_place(list(e.pass_at_k), e.majority_by_problem) for e in benchmarks]
-    return {k: mean_of(*shares) for k, shares in _shared(majorities).items()}
+    """The mean over benchmarks; empty where a summary has none."""
+    majorities = [_means_by_name(list(e.pass_at_k), e.majority_by_problem) for e in benchmarks]
+    return {k: mean_of(*shares) for k, shares in _common_shares(majorities).items()}
 
 
 def stage_estimates(evaluation: EvaluationSummary) -> dict[str, intervals.IntervalEstimate]:
-    """The accuracy of each stage, by its name; that of the last one is the result's."""
+    """The last stage's estimate is the result's."""
     if not evaluation.stages_by_problem:
         return {}
-    shares = _by_place(list(evaluation.stages), evaluation.stages_by_problem)
+    shares = _means_by_name(list(evaluation.stages), evaluation.stages_by_problem)
     estimates = {name: mean_of(by_problem) for name, by_problem in shares.items()}
     last = next(reversed(estimates))
-    return {**estimates, last: _agreeing(estimates[last], evaluation)}
+    return {**estimates, last: _prefer_summary(estimates[last], evaluation)}
 
 
 def accuracy_of(evaluation: EvaluationSummary) -> intervals.IntervalEstimate:
-    """pass@1 of a benchmark with its interval."""
     return intervals.IntervalEstimate(evaluation.accuracy, evaluation.low, evaluation.high)
 
 
-def _agreeing(estimate: intervals.IntervalEstimate, evaluation: EvaluationSummary) -> intervals.IntervalEstimate:
-    """pass@1 as the summary has it, where this is the same number: of one sample a problem its interval differs."""
+def _prefer_summary(estimate: intervals.IntervalEstimate, evaluation: EvaluationSummary) -> intervals.IntervalEstimate:
+    """pass@1 as the summary has it, where that is the same number: of one sample a problem its interval differs."""
     return accuracy_of(evaluation) if abs(estimate.mean - evaluation.accuracy) < ROUNDED else estimate
 
 
-def _by_place(names: Sequence[Name], by_problem: Mapping[str, Sequence[float]]) -> dict[Name, intervals.Means]:
-    """The numbers of each problem by name, from lists in the order of the names."""
+def _means_by_name(names: Sequence[Name], by_problem: Mapping[str, Sequence[float]]) -> dict[Name, intervals.Means]:
     if not by_problem:
         return {}
     return {name: {problem: row[i] for problem, row in by_problem.items()} for i, name in enumerate(names)}
 
 
-def _shared(benchmarks: Sequence[Mapping[int, intervals.Means]]) -> dict[int, list[intervals.Means]]:
-    """The shares of each benchmark, for every k that all of them have."""
+def _common_shares(benchmarks: Sequence[Mapping[int, intervals.Means]]) -> dict[int, list[intervals.Means]]:
+    """The means for every k that all benchmarks have."""
     ks = sorted(set.intersection(*(set(means) for means in benchmarks)))
     return {k: [means[k] for means in benchmarks] for k in ks}
 
@@ -175,14 +150,12 @@ def _shared(benchmarks: Sequence[Mapping[int, intervals.Means]]) -> dict[int, li
 
 @dataclass(frozen=True)
 class EvaluationRow:
-    """One line of the evaluation table."""
-
     evaluation: EvaluationSummary
     difference: intervals.IntervalEstimate | None
-    """Gain over the first evaluated version, paired by problem; None for that version itself, and where the problems
-    are not the same or several graders have judged them."""
+    """Gain over the first evaluated version, paired by problem; None for that version itself, and where problems differ
+    or several graders have judged them.
+    """
     baseline: int
-    """The version compared with."""
 
 
 @dataclass(frozen=True)
@@ -192,19 +165,15 @@ class MeanRow:
     version: int
     accuracy: intervals.IntervalEstimate
     difference: intervals.IntervalEstimate | None
-    """As in EvaluationRow."""
 
 
 @dataclass(frozen=True)
 class RegretRow:
-    """One line of the table of regret."""
-
     benchmark: str
     version: int
     budget: int
     """Tokens."""
     counted: str
-    """Which tokens count."""
     regret: intervals.IntervalEstimate
     difference: intervals.IntervalEstimate | None
     """As in EvaluationRow; below zero is better."""
@@ -214,27 +183,27 @@ Pair = tuple[EvaluationSummary, EvaluationSummary]
 
 
 def _gain(pairs: Sequence[Pair], budget: int | None = None) -> intervals.IntervalEstimate | None:
-    """The mean gain in reward, or with a budget that in regret, from first to second, paired by problem; None where the
-    problems are not the same, or several graders have judged a pair.
+    """The paired gain in reward, or in regret at a budget; None where problems differ, or several graders have judged a
+    pair.
     """
-    means = [(_measured(first, budget), _measured(second, budget)) for first, second in pairs]
+    means = [(_measured_means(first, budget), _measured_means(second, budget)) for first, second in pairs]
     same = all(before and before.keys() == after.keys() for before, after in means)
-    return intervals.mean_paired_difference(means) if same and not any(map(judged_by_several, pairs)) else None
+    return intervals.mean_gain(means).interval if same and not any(map(have_several_graders, pairs)) else None
 
 
-def _measured(evaluation: EvaluationSummary, budget: int | None) -> intervals.Means:
+def _measured_means(evaluation: EvaluationSummary, budget: int | None) -> intervals.Means:
     return evaluation.per_problem if budget is None else evaluation.regret[budget]
 
 
-def judged_by_several(evaluations: Iterable[EvaluationSummary]) -> bool:
-    """Whether several graders have judged them, so that a difference might be one of the graders."""
+def have_several_graders(evaluations: Iterable[EvaluationSummary]) -> bool:
+    """Whether a difference might be one of the graders."""
     return len(graders_of(*evaluations)) > 1
 
 
 def evaluation_rows(evaluations: Sequence[EvaluationSummary]) -> list[EvaluationRow]:
-    """All evaluations by benchmark and version, each with its gain over the benchmark's first version."""
+    """Each row has its gain over the benchmark's first version."""
     rows = []
-    for first, *others in by_benchmark(evaluations).values():
+    for first, *others in group_by_benchmark(evaluations).values():
         gains = (_gain([(first, evaluation)]) for evaluation in others)
         rows += [
             EvaluationRow(each, gain, first.version)
@@ -244,8 +213,8 @@ def evaluation_rows(evaluations: Sequence[EvaluationSummary]) -> list[Evaluation
 
 
 def mean_rows(evaluations: Sequence[EvaluationSummary]) -> list[MeanRow]:
-    """The mean over benchmarks of the versions evaluated on all of them; empty for fewer than two benchmarks."""
-    groups = list(by_benchmark(evaluations).values())
+    """Rows of the versions evaluated on all benchmarks; empty for fewer than two benchmarks."""
+    groups = list(group_by_benchmark(evaluations).values())
     if len(groups) < 2:
         return []
     by_version = [{evaluation.version: evaluation for evaluation in group} for group in groups]
@@ -259,9 +228,9 @@ def mean_rows(evaluations: Sequence[EvaluationSummary]) -> list[MeanRow]:
 
 
 def regret_rows(evaluations: Sequence[EvaluationSummary]) -> list[RegretRow]:
-    """Normalised regret by benchmark, budget and version, each with its change from the benchmark's first version."""
+    """Each row has its change from the benchmark's first version."""
     rows = []
-    for versions in by_benchmark(evaluations).values():
+    for versions in group_by_benchmark(evaluations).values():
         for budget in sorted({budget for evaluation in versions for budget in evaluation.regret}):
             valued = [evaluation for evaluation in versions if evaluation.regret.get(budget)]
             for evaluation in valued:
@@ -286,15 +255,14 @@ def phase_totals(iterations: Sequence[IterationMetrics]) -> list[tuple[Phase, fl
 
 
 def sample(iterations: Sequence[IterationMetrics], most: int) -> list[IterationMetrics]:
-    """At most ``most`` of the iterations: the first, others at equal steps from it, and the last."""
+    """At most ``most`` of the iterations: the first, others at equal steps, and the last."""
     if len(iterations) <= most:
         return list(iterations)
     step = math.ceil((len(iterations) - 1) / (most - 1))
     return [*iterations[:-1:step], iterations[-1]]
 
 
-def by_benchmark(evaluations: Sequence[EvaluationSummary]) -> dict[str, list[EvaluationSummary]]:
-    """Evaluations by benchmark in the order given, versions ascending."""
+def group_by_benchmark(evaluations: Sequence[EvaluationSummary]) -> dict[str, list[EvaluationSummary]]:
     groups: dict[str, list[EvaluationSummary]] = {}
     for evaluation in evaluations:
         groups.setdefault(evaluation.benchmark, []).append(evaluation)

@@ -1,15 +1,11 @@
-"""``mrt-hpc analyze scaling``: does the model make progress while it thinks, or does a vote at an earlier episode do as
-well?
+"""``mrt-hpc analyze scaling``: does thinking on pay, or does a vote at an earlier episode do as well?
 
-For every prefix j and several p, the success of a vote of p answers that are forced there, [maj@p]_j, against the
-tokens that this takes: the prefix and p answers (paper, Section 5). A trace with fewer than j episodes takes part with
-its whole thought, so that every point is over the same traces. Beside it stand complete samples that vote (maj@k), or
-of which one has to be right (pass@k), at k times the mean tokens of a sample.
+For every prefix j and several p: the success of a vote of p answers forced there, [maj@p]_j, against the tokens of the
+prefix and the p answers (paper, Section 5). A trace with fewer than j episodes takes part with its whole thought, so
+every point is over the same traces. Beside it stand maj@k and pass@k.
 
-Samples that show no loss at an earlier episode do not show that there is none: few samples show nothing. So a vote is
-called as good as the last one only where its loss is shown to lie within a margin (two one-sided tests, Schuirmann
-1987), and otherwise the answer is that these samples cannot tell. ``tests/benchmarks/bench_equivalence.py`` measures
-how often that is wrong.
+A vote is as good as the last one only where its loss is shown to lie within a margin (two one-sided tests, Schuirmann
+1987): few samples that show no loss show nothing. ``benchmarks/bench_equivalence.py`` measures the errors.
 """
 
 import math
@@ -25,9 +21,9 @@ from mrt_hpc.analysis import intervals
 from mrt_hpc.analysis.analysis_files import Analysis, Cell, DataTable, interval_cells, interval_text, name_of_file
 from mrt_hpc.analysis.comparing import can_show, quantity
 from mrt_hpc.analysis.figures import Dash, Line, LineFigure, Panel, line_of
-from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples, with_prover
+from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples, prover_options
 from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK, tokens_at
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.mrt.values import Vote
 from mrt_hpc.mrt.votes import RIGHT, RULE, AnswerCounts, cleaned_answer, majority_at_k, weighted_majority_at_k
 from mrt_hpc.recipe.choices import Boundaries
@@ -36,28 +32,22 @@ from mrt_hpc.recipe.choices import Boundaries
 
 
 MEANT = (Boundaries.EPISODES,)
-"""The samples whose votes at prefixes this analysis makes sense of."""
 VOTE = "maj@k"
-"""The name of the vote of complete samples."""
 MOST_WEIGHTED = 12
-"""The most answers at a prefix of which a weighted vote is computed: there are up to 495 draws."""
+"""The most answers at a prefix for a weighted vote: up to 495 draws."""
 VOTERS = (1, 2, 4, 8)
-"""p: the sizes of the votes at a prefix (paper, Section 5)."""
+"""p, the sizes of the votes at a prefix (paper, Section 5)."""
 
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """One point of a scaling curve."""
-
     index: int
-    """j, the number of episodes; or k, the number of complete samples."""
+    """j, the number of episodes; or k, of complete samples."""
     tokens: float
     by_problem: dict[str, float]
-    """The expected accuracy of each problem."""
 
     @property
     def accuracy(self) -> intervals.IntervalEstimate:
-        """The mean over problems with its interval."""
         return intervals.mean_of_shares(self.by_problem)
 
 
@@ -74,11 +64,9 @@ class ScalingCurve:
 
     @property
     def rows(self) -> list[tuple[Cell, ...]]:
-        """A row of a table for each point."""
         return [(self.model, self.way, p.index, p.tokens, *interval_cells(p.accuracy)) for p in self.points]
 
     def line(self, label: str, dash: Dash, *, band: bool = True) -> Line:
-        """The accuracy against the tokens."""
         line = line_of(label, [p.tokens for p in self.points], [p.accuracy for p in self.points])
         return replace(line, dash=dash, band=band)
 
@@ -87,7 +75,7 @@ class ScalingCurve:
 
 
 def votes_of(model: ModelSamples) -> list[int]:
-    """p for which every boundary has enough answers."""
+    """The p for which every boundary has enough answers."""
     fewest = model.fewest_forced
     return [voters for voters in VOTERS if voters <= fewest]
 
@@ -106,19 +94,16 @@ def _prefix_point(model: ModelSamples, voters: int, j: int) -> ScalingPoint:
 
 
 def _boundary(trace: EvaluatedTrace, j: int) -> EvaluatedBoundary:
-    """Boundary j, or the last one of a trace with fewer episodes."""
+    """The last one where a trace has fewer episodes."""
     return trace.boundaries[min(j, len(trace.boundaries) - 1)]
 
 
 def _means(model: ModelSamples, of: Callable[[EvaluatedTrace], float]) -> dict[str, float]:
-    """The mean over the traces of each problem."""
     return {problem: float(np.mean([of(trace) for trace in traces])) for problem, traces in model.problems.items()}
 
 
 def forced_majority(boundary: EvaluatedBoundary, voters: int) -> float:
-    """The expected reward of a vote of p of the answers that were forced at a boundary, weighted where they have
-    weights.
-    """
+    """The success of a vote of p forced answers, weighted where they have weights."""
     weighted = [_vote(f, f.weight) for f in boundary.forced if f.weight is not None]
     if weighted:
         return weighted_majority_at_k(weighted, voters)
@@ -126,7 +111,7 @@ def forced_majority(boundary: EvaluatedBoundary, voters: int) -> float:
 
 
 def _vote(forced: GradedAnswer, weight: float) -> Vote:
-    """Right answers vote together, wrong ones by their text after a cleanup."""
+    """Right answers vote together, wrong ones by their cleaned text."""
     wrong = None if forced.answer is None else f"wrong: {cleaned_answer(forced.answer)}"
     return Vote("right" if forced.reward >= RIGHT else wrong, forced.reward, weight)
 
@@ -135,7 +120,7 @@ def _vote(forced: GradedAnswer, weight: float) -> Vote:
 
 
 def direct_curves(model: ModelSamples) -> tuple[ScalingCurve, ScalingCurve]:
-    """maj@k and pass@k of complete samples, for k = 1, 2, 4 .. up to the fewest samples of a problem."""
+    """maj@k and pass@k, for k = 1, 2, 4 .. the fewest samples of a problem."""
     sizes = [1 << exponent for exponent in range(model.fewest.bit_length())]
     votes, passes = (tuple(_direct_point(model, of(k)) for k in sizes) for of in (MajorityAtK, PassAtK))
     return ScalingCurve(model.name, VOTE, votes), ScalingCurve(model.name, "pass@k", passes)
@@ -154,59 +139,43 @@ MARGIN = 0.02
 
 @dataclass(frozen=True)
 class EarlierVote:
-    """A vote at an earlier prefix, beside the same vote at the last one."""
-
     episode: int
-    """j."""
     tokens: float
     saved: float
-    """The tokens that the vote at the last prefix takes more."""
+    """The additional tokens of the vote at the last prefix."""
     gain: intervals.MeanGain
-    """The gain of the vote at the last prefix over this one, paired by problem: what this one loses."""
+    """Of the vote at the last prefix over this one, paired by problem."""
     corrected_p: float
-    """The p-value of a difference, with Holm's correction for all earlier votes."""
+    """With Holm's correction for all earlier votes."""
     loss: intervals.IntervalEstimate
     """The same gain with the interval of equivalence, see ``guarded_gain``."""
     as_good: bool
-    """Whether it is shown that it loses less than the margin, and so are the votes at all later prefixes."""
+    """Whether its loss, and that of all later votes, is shown to be less than the margin."""
 
     @property
-    def shown(self) -> bool:
-        """Whether the two votes differ by more than chance gives."""
+    def is_significant(self) -> bool:
         return self.corrected_p < intervals.SIGNIFICANCE
 
     @property
     def is_beaten(self) -> bool:
-        """Whether thinking on is shown to gain something."""
-        return self.shown and self.gain.mean > 0
+        return self.is_significant and self.gain.mean > 0
 
     @property
     def is_better(self) -> bool:
-        """Whether thinking on is shown to lose something."""
-        return self.shown and self.gain.mean < 0
+        return self.is_significant and self.gain.mean < 0
 
 
 @dataclass(frozen=True)
 class EqualTokens:
-    """A vote at the last prefix beside one of complete samples that takes as many tokens."""
-
     curve: ScalingCurve
     complete: float
-    """The accuracy of complete samples."""
     gain: intervals.MeanGain
-    """The gain of the vote at the last prefix over them, paired by problem."""
+    """Of the vote at the last prefix over complete samples of as many tokens, paired by problem."""
 
 
 def earlier_votes(curve: ScalingCurve, margin: float = MARGIN) -> list[EarlierVote]:
-    """The votes at all prefixes but the last.
-
-    Whether they are as good is tested in a fixed order, from the last one back, until one is not shown to be. That
-    needs no correction: for a false claim, the first vote in this order that loses the margin or more has to pass its
-    own test (Maurer, Hothorn and Lehmacher 1995). It suits votes, which lose more the earlier they are.
-
-    Args:
-        curve: of votes at prefixes.
-        margin: the loss below which a vote counts as good, a share.
+    """The votes at all prefixes but the last. They are tested from the last one back, until one is not shown to be as
+    good: such a fixed order needs no correction (Maurer, Hothorn and Lehmacher 1995). ``margin`` is a share.
     """
     *earlier, last = curve.points
     gains = [intervals.mean_gain([(point.by_problem, last.by_problem)]) for point in earlier]
@@ -223,26 +192,19 @@ def earlier_votes(curve: ScalingCurve, margin: float = MARGIN) -> list[EarlierVo
 def guarded_gain(earlier: ScalingPoint, last: ScalingPoint) -> intervals.IntervalEstimate:
     """The gain of the last vote with a 95 % interval; within a margin, it passes two one-sided tests of 2.5 % each.
 
-    One more problem that gains 1 and one more that loses 1 are added (Bonett and Price 2012, where the gains of all
-    problems are whole). Without them, problems that seldom differ would be taken for problems that never do: some 140
-    are needed to exclude that one in fifty loses 1, whatever the others show.
+    One more problem that gains 1 and one that loses 1 are added (Bonett and Price 2012), because problems that seldom
+    differ would otherwise count as problems that never do.
     """
     after = {str(number): gain for number, gain in enumerate([*_gains(earlier, last), 1.0, -1.0])}
     return intervals.mean_gain([(dict.fromkeys(after, 0.0), after)]).interval
 
 
 def _gains(earlier: ScalingPoint, last: ScalingPoint) -> list[float]:
-    """[P] what each problem gains."""
     return [last.by_problem[problem] - before for problem, before in earlier.by_problem.items()]
 
 
 def problems_to_show(variance: float, margin: float) -> int:
-    """The smallest number of problems of which 80 % of samples show that a vote without any loss is as good.
-
-    Args:
-        variance: of the gains of problems.
-        margin: see ``earlier_votes``.
-    """
+    """The problems with which 80 % of samples show that a vote without any loss is as good."""
     power = 1 - (1 - intervals.POWER) / 2  # of each of the two tests
     problems = 2
     while True:
@@ -253,11 +215,8 @@ def problems_to_show(variance: float, margin: float) -> int:
 
 
 def equal_tokens(curve: ScalingCurve, complete: ScalingCurve) -> EqualTokens | None:
-    """The vote at the last prefix beside complete samples of equal tokens; None where there are none.
-
-    Args:
-        curve: of votes at prefixes.
-        complete: of votes of complete samples. Between two numbers of samples each problem's accuracy is linear.
+    """The vote at the last prefix beside complete samples of equal tokens, if there are any. Between two numbers of
+    samples each problem's accuracy is linear.
     """
     last, tokens = curve.points[-1], [point.tokens for point in complete.points]
     if not tokens[0] <= last.tokens <= tokens[-1]:
@@ -274,29 +233,23 @@ def equal_tokens(curve: ScalingCurve, complete: ScalingCurve) -> EqualTokens | N
 
 
 def progress_verdict(curve: ScalingCurve, margin: float = MARGIN) -> str | None:
-    """Whether thinking on pays, in one sentence; None where there is no earlier prefix.
-
-    Args:
-        curve: of votes at prefixes.
-        margin: see ``earlier_votes``.
-    """
     votes, measure = earlier_votes(curve, margin), MajorityAtK(curve.voters or 1)
     if not votes:
         return None
     head = f"{curve.model}, {measure.name} at the prefixes"
     if better := next((vote for vote in votes if vote.is_better), None):
-        found = f"is better by {quantity(measure, -better.gain.mean)}, and saves {_saved(better, curve)}"
+        found = f"is better by {quantity(measure, -better.gain.mean)}, and saves {_saved_tokens(better, curve)}"
         return f"{head}: a vote at episode {better.episode} {found}"
     if good := next((vote for vote in votes if vote.as_good), None):
-        found = f"is as good as the last one within {quantity(measure, margin)}, and saves {_saved(good, curve)}"
+        found = f"is as good as the last one within {quantity(measure, margin)}, and saves {_saved_tokens(good, curve)}"
         return f"{head}: a vote at episode {good.episode} {found}: {_loss(good)}"
     if all(vote.is_beaten for vote in votes):
-        return f"{head}: thinking on gains {_at_least(votes, measure)} over a vote at every earlier episode"
+        return f"{head}: thinking on gains {_smallest(votes, measure)} over a vote at every earlier episode"
     return f"{head}: {_not_known(curve, votes, margin)}"
 
 
 def _not_known(curve: ScalingCurve, votes: Sequence[EarlierVote], margin: float) -> str:
-    """What these samples do not show, what would, and which votes they show to be worse."""
+    """Why these samples do not show it, how many would, and which votes are worse."""
     measure, problems = MajorityAtK(curve.voters or 1), len(curve.points[-1].by_problem)
     question = "whether a vote at an earlier episode does as well cannot be told from these samples"
     if problems == 1:
@@ -311,33 +264,30 @@ def _not_known(curve: ScalingCurve, votes: Sequence[EarlierVote], margin: float)
     if not worse:
         return text
     return (
-        f"{text}; over votes before episode {votes[len(worse)].episode}, thinking on gains {_at_least(worse, measure)}"
+        f"{text}; over votes before episode {votes[len(worse)].episode}, thinking on gains {_smallest(worse, measure)}"
     )
 
 
-def _saved(vote: EarlierVote, curve: ScalingCurve) -> str:
+def _saved_tokens(vote: EarlierVote, curve: ScalingCurve) -> str:
     return f"{vote.saved:,.0f} of {curve.points[-1].tokens:,.0f} tokens"
 
 
 def _loss(vote: EarlierVote) -> str:
-    """As ``the loss is +0.4 points (-0.8 to +1.5)``."""
     low, high = 100 * vote.loss.low, 100 * vote.loss.high
     return f"the loss is {100 * vote.gain.mean:+.1f} points ({low:+.1f} to {high:+.1f})"
 
 
-def _at_least(votes: Sequence[EarlierVote], measure: MajorityAtK) -> str:
-    """The smallest of the gains."""
+def _smallest(votes: Sequence[EarlierVote], measure: MajorityAtK) -> str:
     text = quantity(measure, min(vote.gain.mean for vote in votes))
     return text if len(votes) == 1 else f"{text} or more"
 
 
 def equal_tokens_verdict(curve: ScalingCurve, complete: ScalingCurve) -> str:
-    """Whether complete samples of equal tokens would have done as well, in one sentence."""
     measure, last = MajorityAtK(curve.voters or 1), curve.points[-1]
     head = f"{curve.model}, {measure.name} at the last prefix against a vote of complete samples of equal tokens"
     equal = equal_tokens(curve, complete)
     if equal is None:
-        return f"{head}: not compared, {_out_of_range(last.tokens, complete)}"
+        return f"{head}: not compared, {_range_reason(last.tokens, complete)}"
     gain, problems = equal.gain, len(last.by_problem)
     verdict = f"{head}: {interval_text(gain.interval, signed=True)}"
     if gain.p_value < intervals.SIGNIFICANCE:
@@ -346,8 +296,7 @@ def equal_tokens_verdict(curve: ScalingCurve, complete: ScalingCurve) -> str:
     return f"{verdict}, cannot be distinguished: {limit}"
 
 
-def _out_of_range(tokens: float, complete: ScalingCurve) -> str:
-    """Why there are no complete samples of so many tokens."""
+def _range_reason(tokens: float, complete: ScalingCurve) -> str:
     first, last = complete.points[0], complete.points[-1]
     if tokens < first.tokens:
         return f"it takes {tokens:,.0f} tokens, and one complete sample {first.tokens:,.0f}"
@@ -358,7 +307,6 @@ def _out_of_range(tokens: float, complete: ScalingCurve) -> str:
 
 
 def table_of_earlier_votes(curves: Sequence[ScalingCurve], margin: float = MARGIN) -> DataTable:
-    """All earlier votes, a row each; the margin is that of ``earlier_votes``."""
     rows = [
         (
             curve.model, curve.way, vote.episode, vote.tokens, vote.saved,
@@ -376,11 +324,6 @@ def table_of_earlier_votes(curves: Sequence[ScalingCurve], margin: float = MARGI
 
 
 def table_of_equal_tokens(pairs: Sequence[tuple[ScalingCurve, ScalingCurve]]) -> DataTable:
-    """The votes at the last prefixes beside complete samples of equal tokens, where there are such.
-
-    Args:
-        pairs: votes at prefixes, and votes of complete samples of the same model.
-    """
     equals = [equal for equal in (equal_tokens(*pair) for pair in pairs) if equal is not None]
     rows = [
         (
@@ -394,14 +337,10 @@ def table_of_equal_tokens(pairs: Sequence[tuple[ScalingCurve, ScalingCurve]]) ->
 
 
 def analyse_scaling(models: Sequence[ModelSamples], margin: float = MARGIN) -> Analysis:
-    """The scaling curves of several models; those without forced answers take part with their complete samples.
-
-    Args:
-        models: on the same benchmark.
-        margin: the loss below which a vote at an earlier episode counts as good as the last one, a share.
+    """Models without forced answers take part with their complete samples.
 
     Raises:
-        UserError: no model has forced answers at all prefixes, or one has them elsewhere than at the ends of episodes.
+        UserError: no model has forced answers at all prefixes, or boundaries are not the ends of episodes.
     """
     voting = require_votes(models)
     prefixes = {model.name: [prefix_curve(model, p) for p in votes_of(model)] for model in voting}
@@ -419,11 +358,7 @@ def analyse_scaling(models: Sequence[ModelSamples], margin: float = MARGIN) -> A
 
 
 def require_votes(models: Sequence[ModelSamples]) -> list[ModelSamples]:
-    """The models with forced answers at all prefixes; the others have complete samples alone.
-
-    Raises:
-        UserError: there are none, or one has them elsewhere than at the ends of episodes.
-    """
+    """At least one model must have votes; the others have complete samples alone."""
     voting = [model for model in models if model.fewest_forced > 0]
     for model in voting:
         model.require_boundaries(*MEANT)
@@ -433,17 +368,15 @@ def require_votes(models: Sequence[ModelSamples]) -> list[ModelSamples]:
             f"{models[0].name}: the samples have no answers that were forced at all prefixes",
             where=models[0].source,
             expected="an evaluation whose prover draws branches, as forced_answer or boxed_answer does",
-            advice=f"mrt-hpc eval {models[0].source} {with_prover(models[0].benchmark)}",
+            advice=Advice(
+                "mrt-hpc eval {source} {with_prover}", source=models[0].source, with_prover=prover_options(models[0])
+            ),
         )
     return voting
 
 
 def require_few_draws(model: ModelSamples) -> None:
-    """Refuse weighted votes of so many answers that their draws cannot be counted out.
-
-    Raises:
-        UserError: there are such votes.
-    """
+    """Refuse a model whose draws cannot be counted out."""
     forced = [b.forced for traces in model.problems.values() for trace in traces for b in trace.boundaries]
     weighted = [len(answers) for answers in forced if any(f.weight is not None for f in answers)]
     if max(weighted, default=0) > MOST_WEIGHTED:
@@ -452,17 +385,13 @@ def require_few_draws(model: ModelSamples) -> None:
             value=max(weighted),
             where="--weighted",
             expected=f"at most {MOST_WEIGHTED} forced answers at a prefix",
-            advice=f"mrt-hpc eval {model.source} {with_prover(model.benchmark)}",
+            advice=Advice(
+                "mrt-hpc eval {source} {with_prover}", source=model.source, with_prover=prover_options(model)
+            ),
         )
 
 
 def _verdicts(largest: Sequence[tuple[ScalingCurve, ScalingCurve]], margin: float) -> tuple[str, ...]:
-    """Two sentences a model: on earlier votes, and on complete samples of equal tokens.
-
-    Args:
-        largest: of each model the largest vote at the prefixes, and the vote of complete samples.
-        margin: see ``analyse_scaling``.
-    """
     sentences = [
         sentence
         for curve, votes in largest
@@ -475,13 +404,12 @@ def _verdicts(largest: Sequence[tuple[ScalingCurve, ScalingCurve]], margin: floa
 
 
 def accuracy_at(curve: ScalingCurve, tokens: float) -> float:
-    """The accuracy of a curve at a number of tokens, linear between its points; NaN outside of them."""
+    """The accuracy between points is linear, and NaN outside of them."""
     at, accuracy = zip(*((point.tokens, point.accuracy.mean) for point in curve.points), strict=True)
     return float(np.interp(tokens, at, accuracy, left=np.nan, right=np.nan))
 
 
 def _figure(model: str, curves: Sequence[ScalingCurve], several: bool) -> LineFigure:
-    """The votes at the prefixes of one model, and complete samples of this model and of those without prefixes."""
     most = max(curve.voters for curve in curves if curve.voters is not None)
     lines = tuple(line_of_curve(curve, model, most) for curve in curves)
     title, x_label, y_label = f"Scaling of {model}", "tokens (logarithmic)", "accuracy (mean; bands: 95 % interval)"
@@ -490,8 +418,8 @@ def _figure(model: str, curves: Sequence[ScalingCurve], several: bool) -> LineFi
 
 
 def line_of_curve(curve: ScalingCurve, model: str, most: int) -> Line:
-    """Votes at prefixes are solid, complete samples broken. Only the largest vote at prefixes and the vote of complete
-    samples have a band: more of them would hide each other.
+    """Votes at prefixes are solid, complete samples broken. Only the largest vote and maj@k have a band: more would
+    hide each other.
     """
     name = curve.way if curve.voters is not None else f"{curve.way}, complete samples"
     label = name if curve.model == model else f"{name} of {curve.model}"
@@ -523,7 +451,6 @@ def _summary(rows: Sequence[tuple[str, ...]]) -> DataTable:
 
 
 def _remarks(models: Sequence[ModelSamples], voting: Sequence[ModelSamples], margin: float) -> tuple[str, ...]:
-    """How votes are counted and compared, and what was left out."""
     remarks = [
         RULE,
         "earlier votes of a model: that one is worse or better is corrected for all of them (Holm); that one is as "
@@ -535,10 +462,14 @@ def _remarks(models: Sequence[ModelSamples], voting: Sequence[ModelSamples], mar
         for model in models
         if model not in voting
     ]
-    for model in voting:
-        if left := [voters for voters in VOTERS if voters not in votes_of(model)]:
-            names = ", ".join(f"maj@{voters}" for voters in left)
-            remarks.append(
-                f"{model.name}: only {model.fewest_forced} answers were forced at a prefix, so {names} is left out"
-            )
-    return tuple(remarks)
+    return (*remarks, *votes_left_out(voting))
+
+
+def votes_left_out(voting: Sequence[ModelSamples]) -> list[str]:
+    left = [(model, [p for p in VOTERS if p not in votes_of(model)]) for model in voting]
+    return [
+        f"{model.name}: only {model.fewest_forced} answers were forced at a prefix, so "
+        f"{', '.join(f'maj@{p}' for p in sizes)} is left out"
+        for model, sizes in left
+        if sizes
+    ]

@@ -1,6 +1,6 @@
-"""The reckoning of a run: GPU-hours and core-hours of every attempt, by role and by use. Where the queue keeps an
-account, its seconds and resources count, and the run's events say what they were used for; elsewhere the events say
-both. Every second of an attempt has one use, so the uses add up to the whole.
+"""The GPU-hours and core-hours of every attempt of a run, by role and by use. Where the queue keeps an account, its
+seconds and resources count, and the run's events say their use; elsewhere the events say both. Every second has one
+use, so the uses add up to the whole.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any
 
 from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.plan.compile import role_resources
-from mrt_hpc.plan.hours import UseHours, summed
+from mrt_hpc.plan.hours import UseHours, sum_hours
 from mrt_hpc.plan.jobs import JobResources, Plan, Role
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.run.events import PROGRESS, EventKind, EventStream, Use
@@ -28,47 +28,39 @@ Event = Mapping[str, Any]
 
 
 Uses = tuple[tuple[float, Use], ...]
-"""When each use of the time of a process began, by time."""
 OF_NO_WORK = frozenset({Use.WAITING, Use.ENDING})
-"""Uses that are not lost with an attempt: another attempt does not have to do them again."""
+"""Uses that another attempt does not have to do again."""
 
 
 @dataclass(frozen=True)
 class SpentTime:
-    """One attempt at an array task. Times are seconds since the epoch, by the clock of its node."""
+    """One attempt at an array task. Times are seconds since the epoch, by its node's clock."""
 
     job: str
     task: int
-    """The index of the task within its job."""
     name: str
-    """The name of an attempt; on Slurm the task's id, a dot, and how often it was started again."""
+    """On Slurm the task's id, a dot, and how often it was started again."""
     started: float
-    """When its process began to run the task."""
     began: float
-    """When its job began; where the job script did not say, the same as ``started``."""
+    """When its job began; ``started`` where the job script did not say."""
     ended: float
-    """When its job ended; where nothing says it, the last sign of life."""
+    """When its job ended; else the last sign of life."""
     uses: tuple[tuple[float, Use], ...]
-    """When each use began. The first one began with the attempt."""
+    """The first one began with the attempt."""
     kept: float
-    """When it had its last result that stays; ``began`` where it had none."""
+    """The time of its last result that stays; ``began`` where it had none."""
     loses: bool
     """Whether its work after ``kept`` is lost."""
     branch_share: float
-    """The share of the prover's branches in the tokens that it sampled."""
+    """Of the prover's branches in the tokens that it sampled."""
 
     @property
     def task_id(self) -> str:
-        """The id of its task in the queue, as ``1234_5``."""
+        """The id is such as ``1234_5``."""
         return self.name.rpartition(".")[0]
 
     def time_by_use(self, began: float, seconds: float) -> dict[Use, float]:
-        """The seconds of each use, which add up to all seconds.
-
-        Args:
-            began: the start of the time that is divided; ``began`` of this attempt, or of its job by accounting.
-            seconds: the length of that time.
-        """
+        """The times start at ``began``, of this attempt or of its job by accounting, and add up to ``seconds``."""
         ended, spent = began + seconds, dict.fromkeys(Use, 0.0)
         changes = (min(time, ended) for time, _ in self.uses[1:])
         times = [*accumulate([began, *changes], max), ended]  # a clock may have been set back
@@ -82,7 +74,7 @@ class SpentTime:
 
 
 def attempts(layout: RunLayout, stream: EventStream) -> list[SpentTime]:
-    """All attempts of a run, as the first rank of each wrote them, by their begin."""
+    """Attempts by their begin, as the first rank of each wrote them."""
     processes = [[recorded.event for recorded in process] for process in stream.new_by_process()]
     signs = _signs_of_life(processes)
     begun = [events for events in processes if events[0]["kind"] == EventKind.TASK_STARTED]
@@ -93,12 +85,11 @@ def attempts(layout: RunLayout, stream: EventStream) -> list[SpentTime]:
 
 
 def _is_companion(first: Event) -> bool:
-    """Whether a process that began with this event samples for a colocated task."""
     return bool(first["rank"]) and first["rank"] == first.get("world_size")
 
 
 def _signs_of_life(processes: Sequence[Sequence[Event]]) -> dict[str, float]:
-    """The end of each attempt that its job script wrote, or the last heartbeat that the next attempt found."""
+    """The end of each attempt by its job script, or the last heartbeat that the next attempt found."""
     signs: dict[str, float] = {}
     for event in (event for events in processes for event in events):
         if event["kind"] == EventKind.ALLOCATION_ENDED:
@@ -118,7 +109,7 @@ def _attempt(
     outcome = TaskState(endings[-1]["outcome"]) if endings else None
     uses = _uses(events, began)
     if companion:
-        uses = _joined(uses, _uses(companion, companion[0]["time"]))
+        uses = _merge_turns(uses, _uses(companion, companion[0]["time"]))
     events = sorted([*events, *companion], key=lambda event: float(event["time"]))
     waited = max((use for use in uses if use[1] is not Use.ENDING), key=lambda use: use[0])[1] is Use.WAITING
     finished = outcome is TaskState.DONE or (outcome is TaskState.GAVE_BACK and waited)
@@ -139,34 +130,31 @@ def _attempt(
 
 
 def _uses(events: Sequence[Event], began: float) -> Uses:
-    """When each use began."""
     changes = [(event["time"], Use(event["use"])) for event in events if event["kind"] == EventKind.USE]
     ends = [(event["time"], Use.ENDING) for event in events if event["kind"] == EventKind.TASK_ENDED]
     return ((began, Use.STARTING), *changes, *ends[-1:])
 
 
-def _joined(mine: Uses, companions: Uses) -> Uses:
-    """When each use of a task began whose trainer and companion take turns: while the trainer waits, what the
-    companion does counts.
-    """
+def _merge_turns(mine: Uses, companions: Uses) -> Uses:
+    """Where trainer and companion take turns, the companion's use counts while the trainer waits."""
     times = sorted({time for time, _ in (*mine, *companions) if time >= mine[0][0]})
     both = [(time, _use_at(mine, time), _use_at(companions, time)) for time in times]
     return tuple((time, other if own is Use.WAITING and other is not Use.ENDING else own) for time, own, other in both)
 
 
 def _use_at(uses: Uses, time: float) -> Use:
-    """What the time of a process is used for at a moment; a process that has not begun waits."""
+    """The use at a time; a process that has not begun waits."""
     return next((use for began, use in reversed(uses) if began <= time), Use.WAITING)
 
 
 def _last_beat(layout: RunLayout, first: Event) -> float:
-    """The last heartbeat of an attempt that has not ended; 0 where it has none."""
+    """The last heartbeat; 0 where an attempt without an end has none."""
     beat = last_beat(layout.heart(first["job"], first["task"]))
     return beat[1] if beat is not None and beat[0] == first["attempt"] else 0.0
 
 
 def _runs(layout: RunLayout, first: Event) -> bool:
-    """Whether an attempt that recorded no end is the one that its task is in now."""
+    """Whether an attempt without an end is the one that its task is in now."""
     record = shown_task(layout, first["job"], first["task"])
     return record.state is TaskState.RUNNING and record.attempt == first["attempt"]
 
@@ -179,53 +167,47 @@ def _branch_share(events: Sequence[Event]) -> float:
 
 HOUR_S = 3600.0
 CLOCKS_APART_S = 60.0
-"""The most seconds between the clock of a node and that of the queue's accounting."""
+"""The most seconds between the clocks of a node and of the queue's accounting."""
 TRAINING_ROLES = frozenset({Role.PREPARE, Role.INFERENCE, Role.TRAINER, Role.COLOCATED})
-"""The roles whose GPU-hours buy accuracy; those of evaluations only measure it."""
+"""The roles whose GPU-hours buy accuracy; evaluations only measure it."""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """What one attempt of a task held: by the queue's accounting, or by the run's events."""
+    """The resources of one attempt, by the queue's accounting or by the run's events."""
 
     task_id: str
-    """The id of the task in the queue, as ``1234`` or ``1234_5``."""
+    """As ``1234`` or ``1234_5``."""
     began: float
     """Seconds since the epoch."""
     seconds: float
-    """The seconds until its end, or until now."""
+    """Until its end, or until now."""
     gpus: int | None
-    """The GPUs on all of its nodes; None where accounting does not name GPUs."""
+    """On all of its nodes; None where accounting does not name GPUs."""
     cpus: int | None
     queued_s: float | None
-    """Seconds that it waited in the queue after it could have started; None where that is not known."""
+    """Waited in the queue after it could have started; None where that is not known."""
     failed: bool = False
-    """Whether it ended otherwise than well."""
     job: str = ""
-    """The name of the job in the plan, which the queue does not know."""
+    """Its name in the plan, which the queue does not know."""
 
     @property
     def job_id(self) -> str:
-        """The id of its job in the queue."""
         return self.task_id.partition("_")[0]
 
 
 @dataclass(frozen=True)
 class Accounts:
-    """What is known of a run's jobs beside its events."""
-
     allocations: Sequence[Allocation] = ()
-    """The allocations of the queues that keep an account."""
+    """Of the queues that keep an account."""
     submitted: Mapping[str, float] | None = None
-    """When each job was submitted, by its id."""
+    """By job id."""
 
 
 @dataclass(frozen=True)
 class SpentAttempt:
-    """The reckoning of one attempt."""
-
     held: Allocation
-    """The allocation, with the resources of the plan where accounting names none."""
+    """With the resources of the plan where accounting names none."""
     role: Role
     by_use: Mapping[Use, float]
     """Seconds, which add up to those of ``held``."""
@@ -233,34 +215,30 @@ class SpentAttempt:
 
 @dataclass(frozen=True)
 class PointPrice:
-    """What the accuracy on a benchmark has cost."""
-
     benchmark: str
     first: int
     last: int
-    """The first and the last weights version that were evaluated."""
+    """The weights versions of the first and last evaluation."""
     gain: float
-    """The gain in percentage points."""
+    """In percentage points."""
     gpu_hours: float | None
-    """GPU-hours of training for each point; None where nothing was gained."""
+    """Of training for each point; None where nothing was gained."""
     core_hours: float | None
-    """Core-hours of training for each point; None where nothing was gained."""
+    """As ``gpu_hours``."""
 
 
 @dataclass(frozen=True)
 class Spending:
-    """The reckoning of a run."""
-
     attempts: tuple[SpentAttempt, ...]
     accounted: bool
-    """Whether the queue's accounting was asked and knows the run."""
+    """Whether the queue's accounting knows the run."""
     notes: tuple[str, ...] = ()
-    """What a reader has to know of the numbers, a sentence each."""
+    """Facts about the numbers, a sentence each."""
 
     @property
     def rows(self) -> list[UseHours]:
-        """The hours by role and use, in the order of their definition; what took no time is left out."""
-        return summed(
+        """Uses that took no time are left out."""
+        return sum_hours(
             UseHours(spent.role, use, *(seconds * n / HOUR_S for n in (1, spent.held.gpus or 0, spent.held.cpus or 0)))
             for spent in self.attempts
             for use, seconds in spent.by_use.items()
@@ -268,17 +246,15 @@ class Spending:
 
     @property
     def gpu_hours(self) -> float:
-        """The sum of all attempts."""
         return sum(attempt.held.seconds * (attempt.held.gpus or 0) for attempt in self.attempts) / HOUR_S
 
     @property
     def core_hours(self) -> float:
-        """The sum of all attempts."""
         return sum(attempt.held.seconds * (attempt.held.cpus or 0) for attempt in self.attempts) / HOUR_S
 
     @property
     def wall_seconds(self) -> float | None:
-        """The seconds from the begin of the first attempt to the end of the last; None before the first."""
+        """The time from the first begin of an attempt to the last end."""
         if not self.attempts:
             return None
         held = [attempt.held for attempt in self.attempts]
@@ -286,7 +262,7 @@ class Spending:
 
     @property
     def queue_hours(self) -> dict[Role, float]:
-        """The hours that tasks of each role waited in the queue, where they are known. Nothing was allocated then."""
+        """Hours in which nothing was allocated, where they are known."""
         hours: dict[Role, float] = {}
         for attempt in self.attempts:
             if attempt.held.queued_s is not None:
@@ -295,26 +271,21 @@ class Spending:
 
 
 def spending(layout: RunLayout, plan: Plan, recipe: Experiment, accounts: Accounts | None = None) -> Spending:
-    """The reckoning of a run.
-
-    Args:
-        layout: the run directory.
-        plan: of the run.
-        recipe: of the run.
-        accounts: what is known beside the events; None where only the run directory is asked.
-    """
+    """``accounts`` is None where only the run directory is asked."""
     accounts = accounts or Accounts()
     stream = EventStream(layout.events)
     every = attempts(layout, stream)
     of_plan = [attempt for attempt in every if is_job(attempt.job, plan)]
     allocations = [allocation for allocation in accounts.allocations if is_job(allocation.job, plan)]
     strange = len(every) - len(of_plan) + len(accounts.allocations) - len(allocations)
-    pairs, rest = matched(allocations, of_plan)
+    pairs, rest = match_attempts(allocations, of_plan)
     known = {allocation.job_id for allocation in allocations}
     uncounted = [a for a in rest if a.task_id.partition("_")[0] in known]
-    spent = [_by_account(allocation, attempt, plan, recipe) for allocation, attempt in pairs]
+    spent = [_accounted_attempt(allocation, attempt, plan, recipe) for allocation, attempt in pairs]
     submitted = accounts.submitted or {}
-    spent += [_by_events(attempt, plan, recipe, _queued_s(attempt, plan, of_plan, submitted)) for attempt in rest]
+    spent += [
+        _recorded_attempt(attempt, plan, recipe, _queued_s(attempt, plan, of_plan, submitted)) for attempt in rest
+    ]
     notes = [*stream.faults, *_notes(allocations, uncounted, plan, recipe)]
     if strange:
         notes.append(
@@ -324,14 +295,14 @@ def spending(layout: RunLayout, plan: Plan, recipe: Experiment, accounts: Accoun
     return Spending(tuple(ordered), bool(allocations), tuple(notes))
 
 
-def matched(
+def match_attempts(
     allocations: Iterable[Allocation], times: Iterable[SpentTime]
 ) -> tuple[list[tuple[Allocation, SpentTime | None]], list[SpentTime]]:
     """Each allocation with the attempt that ran in it, if any wrote events, and the attempts that are left."""
     left = sorted(times, key=lambda attempt: attempt.started)
     pairs: list[tuple[Allocation, SpentTime | None]] = []
     for allocation in sorted(allocations, key=lambda allocation: allocation.began):
-        mine = [a for a in left if a.task_id == allocation.task_id and _within(allocation, a)]
+        mine = [a for a in left if a.task_id == allocation.task_id and _is_in_allocation(allocation, a)]
         attempt = min(mine, key=lambda a: abs(a.started - allocation.began), default=None)
         pairs.append((allocation, attempt))
         if attempt is not None:
@@ -339,14 +310,15 @@ def matched(
     return pairs, left
 
 
-def _within(allocation: Allocation, attempt: SpentTime) -> bool:
+def _is_in_allocation(allocation: Allocation, attempt: SpentTime) -> bool:
     return (
         allocation.began - CLOCKS_APART_S <= attempt.started <= allocation.began + allocation.seconds + CLOCKS_APART_S
     )
 
 
-def _by_account(allocation: Allocation, attempt: SpentTime | None, plan: Plan, recipe: Experiment) -> SpentAttempt:
-    """The reckoning of an allocation. Of one in which no attempt began, only its end is known."""
+def _accounted_attempt(
+    allocation: Allocation, attempt: SpentTime | None, plan: Plan, recipe: Experiment
+) -> SpentAttempt:
     asked = resources_of(allocation.job, plan, recipe)
     if attempt is not None:
         by_use = attempt.time_by_use(allocation.began, allocation.seconds)
@@ -357,7 +329,7 @@ def _by_account(allocation: Allocation, attempt: SpentTime | None, plan: Plan, r
     return SpentAttempt(replace(allocation, gpus=gpus, cpus=cpus), role_of(allocation.job, plan), by_use)
 
 
-def _by_events(attempt: SpentTime, plan: Plan, recipe: Experiment, queued_s: float | None) -> SpentAttempt:
+def _recorded_attempt(attempt: SpentTime, plan: Plan, recipe: Experiment, queued_s: float | None) -> SpentAttempt:
     asked, seconds = resources_of(attempt.job, plan, recipe), attempt.ended - attempt.began
     held = Allocation(attempt.task_id, attempt.began, seconds, asked.gpus, asked.cpus, queued_s, job=attempt.job)
     return SpentAttempt(held, role_of(attempt.job, plan), attempt.time_by_use(attempt.began, seconds))
@@ -366,8 +338,8 @@ def _by_events(attempt: SpentTime, plan: Plan, recipe: Experiment, queued_s: flo
 def _queued_s(
     attempt: SpentTime, plan: Plan, attempts: Sequence[SpentTime], submitted: Mapping[str, float]
 ) -> float | None:
-    """Seconds from when an attempt could have started, by the events, until it started; None for a job of no queue. It
-    could start after its submission, after the attempt before it, and after the jobs that it waits for.
+    """Seconds from the latest of an attempt's submission, the attempt before it and the jobs that it waits for, until
+    its start; None for a job of no queue.
     """
     at = submitted.get(attempt.task_id.partition("_")[0])
     if at is None:
@@ -391,17 +363,13 @@ def _notes(
 
 
 def role_of(job: str, plan: Plan) -> Role:
-    """The role of a job; one that the plan no longer has, as its recipe was changed, has its role in its name.
-
-    Raises:
-        ValueError: no plan has a job of this name.
-    """
+    """A job that the plan no longer has, as its recipe was changed, has its role in its name."""
     planned = {job.name: job.role for job in plan.jobs}
     return planned[job] if job in planned else Role(re.sub(r"-\d+$", "", job.rpartition(".")[2]))
 
 
 def is_job(job: str, plan: Plan) -> bool:
-    """Whether this is the name of a job, of this plan or an earlier one."""
+    """A job of an earlier plan counts too."""
     try:
         role_of(job, plan)
     except ValueError:
@@ -410,9 +378,7 @@ def is_job(job: str, plan: Plan) -> bool:
 
 
 def resources_of(job: str, plan: Plan, recipe: Experiment) -> JobResources:
-    """The resources of a task of a job. A job that the plan no longer has, as its recipe was changed, gets those of its
-    role.
-    """
+    """A job that the plan no longer has gets those of its role."""
     named = {planned.name: planned.resources for planned in plan.jobs}
     if job in named:
         return named[job]
@@ -420,8 +386,8 @@ def resources_of(job: str, plan: Plan, recipe: Experiment) -> JobResources:
 
 
 def prices(spent: Spending, evaluations: Iterable[EvaluationSummary]) -> list[PointPrice]:
-    """What each point of accuracy has cost, by benchmark: from the first evaluated weights version to the last one on
-    the same problems, for the hours of training.
+    """The prices are by benchmark, from the first evaluated weights version to the last one on the same problems, for
+    the hours of training.
     """
     rows = [row for row in spent.rows if row.role in TRAINING_ROLES]
     gpu_hours, core_hours = sum(row.gpu_hours for row in rows), sum(row.core_hours for row in rows)

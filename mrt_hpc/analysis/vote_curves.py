@@ -1,113 +1,163 @@
-"""Votes in other curves than those of ``scaling``.
-
-``mrt-hpc analyze scaling --by-episodes``: the scaling curves of the traces of each total number of episodes (paper,
-Figure 3 and Appendix D). Beside them stand the complete samples of the same problems.
+"""``mrt-hpc analyze scaling --by-episodes``: does voting from a prefix gain more than thinking on? In panels of five
+total numbers of episodes (paper, Figure 3 and Appendix D), the blue line is one answer at each prefix; from its points
+start branches of votes of 1, 2, 4 and 8 forced answers. Where a branch rises above the line, a vote does better than
+the episodes that follow.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mrt_hpc.analysis.analysis_files import Analysis, Cell, DataTable, interval_text, name_of_file
-from mrt_hpc.analysis.figures import Line, LineFigure, Panel
-from mrt_hpc.analysis.model_samples import ModelSamples, SampleAttempt
+from mrt_hpc.analysis.figures import Line, LineFigure, Panel, line_of
+from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples, SampleAttempt
 from mrt_hpc.analysis.problem_measures import MajorityAtK
 from mrt_hpc.analysis.scaling import (
     ScalingCurve,
     ScalingPoint,
     direct_curves,
-    line_of_curve,
     prefix_curve,
     require_votes,
+    votes_left_out,
     votes_of,
 )
 from mrt_hpc.mrt.votes import RULE, AnswerCounts, majority_at_k
 from mrt_hpc.recipe.choices import Boundaries
 
+BIN = 5
+"""The total numbers of episodes of a panel: 1 to 5, 6 to 10 and so on, and none by itself."""
 PANELS = 4
-"""The most totals that a figure shows, those of most traces; the table has all."""
+"""The panels of most traces; the table has all."""
 
 
 @dataclass(frozen=True)
-class TotalCurves:
-    """The curves of the traces of one model that have the same number of episodes."""
+class BinCurves:
+    """The traces of one model with about the same number of episodes."""
 
     model: str
-    episodes: int
-    """k, of each trace."""
+    first: int
+    last: int
+    """The least and the largest number of episodes."""
     traces: int
     problems: int
-    curves: tuple[ScalingCurve, ...]
+    prefixes: tuple[ScalingCurve, ...]
+    """Votes of p answers, p = 1 first."""
+    complete: tuple[ScalingCurve, ...]
+    """Of the same problems, of this model and of those without forced answers."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.first} - {self.last}" if self.last > self.first else f"{self.first}"
+
+    @property
+    def curves(self) -> tuple[ScalingCurve, ...]:
+        return (*self.prefixes, *self.complete)
 
 
 def analyse_scaling_by_episodes(models: Sequence[ModelSamples]) -> Analysis:
-    """The scaling curves of several models by the total number of episodes of a trace. Models without forced answers
-    take part with their complete samples.
-
-    Raises:
-        UserError: no model has forced answers at all prefixes, or one has them elsewhere than at the ends of episodes.
-    """
     voting = require_votes(models)
-    totals = [total for model in voting for total in by_total(model, [m for m in models if m not in voting])]
-    rows = [(t.model, t.episodes, t.traces, *row) for t in totals for curve in t.curves for row in curve.rows]
+    bins = [each for model in voting for each in curves_by_episodes(model, [m for m in models if m not in voting])]
+    rows = [(b.model, b.name, b.traces, *row) for b in bins for curve in b.curves for row in curve.rows]
     columns = (
         "model", "total_episodes", "traces", "samples_of", "way", "episodes_or_samples", "tokens", "accuracy", "low",
         "high",
     )  # fmt: skip
     table = DataTable("scaling_by_episodes", columns, tuple(rows))
-    figures = tuple(_figure(m.name, [t for t in totals if t.model == m.name], len(voting) > 1) for m in voting)
-    return Analysis((table,), figures, _summary(totals), remarks=(RULE,))
+    figures = [
+        _figure(name, m.name, [b for b in bins if b.model == m.name], len(voting) > 1) for m in voting for name in AXES
+    ]
+    return Analysis((table,), tuple(figures), _summary(bins), remarks=(RULE, *votes_left_out(voting)))
 
 
-def by_total(model: ModelSamples, others: Sequence[ModelSamples]) -> Iterator[TotalCurves]:
-    """The curves of the traces of one model, for each number of episodes that a trace has.
-
-    Args:
-        model: with forced answers.
-        others: models whose complete samples of the same problems are shown as well.
+def curves_by_episodes(model: ModelSamples, others: Sequence[ModelSamples]) -> Iterator[BinCurves]:
+    """One model with forced answers, for each five numbers of episodes, beside complete samples of the same problems of
+    ``others``.
     """
-    counts = Counter(len(trace.boundaries) - 1 for traces in model.problems.values() for trace in traces)
-    for episodes, count in sorted(counts.items()):
+    counts = Counter(_bin(trace) for traces in model.problems.values() for trace in traces)
+    for number, count in sorted(counts.items()):
         those = {
             problem: kept
             for problem, traces in model.problems.items()
-            if (kept := tuple(trace for trace in traces if len(trace.boundaries) - 1 == episodes))
+            if (kept := tuple(trace for trace in traces if _bin(trace) == number))
         }
         part = replace(model, problems=those)
-        prefixes = [prefix_curve(part, voters) for voters in votes_of(part)]
-        direct = [curve for m in (model, *others) for curve in direct_curves(_on(m, those))]
-        yield TotalCurves(model.name, episodes, count, len(those), (*prefixes, *direct))
+        prefixes = tuple(prefix_curve(part, voters) for voters in votes_of(part))
+        complete = tuple(curve for m in (model, *others) for curve in direct_curves(_restrict_model(m, those)))
+        ends = max(0, BIN * (number - 1) + 1), BIN * number
+        yield BinCurves(model.name, *ends, count, len(those), prefixes, complete)
 
 
-def _on(model: ModelSamples, problems: Mapping[str, object]) -> ModelSamples:
-    """All samples of a model on some of its problems."""
+def _bin(trace: EvaluatedTrace) -> int:
+    """The bin is 0 for no episode, 1 for 1 to 5, 2 for 6 to 10."""
+    return -(-(len(trace.boundaries) - 1) // BIN)
+
+
+def _restrict_model(model: ModelSamples, problems: Mapping[str, object]) -> ModelSamples:
     return replace(model, problems={problem: model.problems[problem] for problem in problems})
 
 
-def _figure(model: str, totals: Sequence[TotalCurves], several: bool) -> LineFigure:
-    most = sorted(sorted(totals, key=lambda t: t.traces, reverse=True)[:PANELS], key=lambda t: t.episodes)
+Place = Callable[[ScalingPoint, ScalingCurve], float]
+"""A point's place on the horizontal axis."""
+
+
+def episode_place(point: ScalingPoint, curve: ScalingCurve) -> float:
+    """A vote of p answers after j episodes stands at j + p - 1, as if each further answer were an episode; k complete
+    samples stand at k.
+    """
+    return float(point.index + (0 if curve.voters is None else curve.voters - 1))
+
+
+def token_place(point: ScalingPoint, _: ScalingCurve) -> float:
+    return point.tokens
+
+
+AXES: dict[str, tuple[Place, str]] = {
+    "scaling_by_episodes": (episode_place, "episodes, and further answers"),
+    "scaling_by_episodes_in_tokens": (token_place, "tokens (logarithmic)"),
+}
+
+
+def _figure(name: str, model: str, bins: Sequence[BinCurves], several: bool) -> LineFigure:
+    shown = sorted(sorted(bins, key=lambda b: b.traces, reverse=True)[:PANELS], key=lambda b: b.first)
+    place, label = AXES[name]
     panels = tuple(
         Panel(
-            f"{t.episodes} episodes: {t.traces} traces of {t.problems} problems", "tokens (logarithmic)",
-            "" if number else "accuracy (mean; bands: 95 % interval)",
-            tuple(line_of_curve(curve, model, max(c.voters or 0 for c in t.curves)) for curve in t.curves),
-            percent=True, logarithmic=True,
+            f"Total episodes = {b.name}\n{b.traces} traces of {b.problems} problems", label,
+            "" if number else "accuracy (mean; bands: 95 % interval)", tuple(_lines(b, place)), percent=True,
+            doubling=place is token_place,
         )
-        for number, t in enumerate(most)
+        for number, b in enumerate(shown)
     )  # fmt: skip
-    return LineFigure(name_of_file("scaling_by_episodes", model) if several else "scaling_by_episodes", panels)
+    return LineFigure(name_of_file(name, model) if several else name, panels)
 
 
-def _summary(totals: Sequence[TotalCurves]) -> DataTable:
-    """The vote of one answer before the first and after the last episode, by the total number of episodes."""
+def _lines(found: BinCurves, place: Place) -> Iterator[Line]:
+    blue = found.prefixes[0]
+    sizes = ", ".join(str(curve.voters) for curve in found.prefixes)
+    for j in range(len(blue.points) if len(found.prefixes) > 1 else 0):
+        branch = [(curve.points[j], curve) for curve in found.prefixes]
+        x, y = [place(*one) for one in branch], [point.accuracy for point, _ in branch]
+        yield replace(line_of(f"maj@p from a prefix, p = {sizes}", x, y), colour=1, dash="dashed", band=False)
+    yield _placed_line(blue, place, "maj@1 at the prefixes", colour=0)
+    direct = [curve for curve in found.complete if curve.model != found.model]
+    for number, curve in enumerate(direct):
+        yield _placed_line(curve, place, f"{curve.way} of {curve.model}", colour=2 + number)
+
+
+def _placed_line(curve: ScalingCurve, place: Place, label: str, colour: int) -> Line:
+    line = line_of(label, [place(point, curve) for point in curve.points], [point.accuracy for point in curve.points])
+    return replace(line, colour=colour)
+
+
+def _summary(bins: Sequence[BinCurves]) -> DataTable:
     rows: list[tuple[Cell, ...]] = [
         (
-            t.model, t.episodes, t.traces, t.problems,
-            *(interval_text(t.curves[0].points[place].accuracy) for place in (0, t.episodes)),
+            b.model, b.name, b.traces, b.problems,
+            *(interval_text(b.prefixes[0].points[place].accuracy) for place in (0, -1)),
         )
-        for t in totals
+        for b in bins
     ]  # fmt: skip
     columns = ("model", "episodes", "traces", "problems", "maj@1 before thinking", "maj@1 after thinking")
     return DataTable("scaling by the number of episodes", columns, tuple(rows))
@@ -119,19 +169,14 @@ def _summary(totals: Sequence[TotalCurves]) -> DataTable:
 
 
 MEANT = tuple(Boundaries)
-"""The samples that this analysis makes sense of: it reads answers and tokens alone."""
+"""All, since this analysis reads answers and tokens alone."""
 MOST_VOTERS = 10
 """The largest k (paper, Figure 7)."""
 SAMPLES, ATTEMPTS = "samples", "attempts of a sample"
-"""What votes."""
 
 
 def analyse_votes(models: Sequence[ModelSamples]) -> Analysis:
-    """maj@k against tokens of several models.
-
-    Args:
-        models: on the same problems; of one with attempts, these vote.
-    """
+    """maj@k against tokens on the same problems; where a model has attempts, these vote."""
     curves = [votes_of_attempts(model) if _has_attempts(model) else votes_of_samples(model) for model in models]
     rows = tuple(row for curve in curves for row in curve.rows)
     table = DataTable("votes", ("model", "voters", "k", "tokens", "accuracy", "low", "high"), rows)
@@ -151,7 +196,7 @@ def votes_of_samples(model: ModelSamples) -> ScalingCurve:
 
 
 def votes_of_attempts(model: ModelSamples) -> ScalingCurve:
-    """The vote of the first k attempts of a sample, at the tokens of these."""
+    """The first k attempts of a sample vote, at their tokens."""
     attempts = {p: [trace.attempts for trace in traces] for p, traces in model.problems.items()}
     most = min(MOST_VOTERS, min(len(mine) for samples in attempts.values() for mine in samples))
     points = []
@@ -171,7 +216,6 @@ def _has_attempts(model: ModelSamples) -> bool:
 
 
 def _line(curve: ScalingCurve) -> Line:
-    """Attempts are dashed."""
     return curve.line(f"{curve.model}, {curve.way}", "dashed" if curve.way == ATTEMPTS else "solid")
 
 

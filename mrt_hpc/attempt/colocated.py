@@ -1,7 +1,7 @@
-"""A colocated task: the ranks of the trainer, and a process that samples, on the same GPUs.
+"""A colocated task: the ranks of the trainer and one process that samples, on the same GPUs.
 
-The first rank starts that process and is its parent. It has a rank of its own, the one after the last rank of the
-trainer, so it has its own file of events; its leases count as the task's, and its failure is the task's failure.
+The first rank starts that process. It has the rank after the trainer's last one, and so its own file of events; its
+leases and its failure are the task's.
 """
 
 import os
@@ -17,29 +17,23 @@ from mrt_hpc.plan.jobs import JobResources, Role
 from mrt_hpc.roles.task.context import Companion, Task, remove_earlier_turns, turn_of
 from mrt_hpc.roles.task.shutdown import Interrupted
 from mrt_hpc.run.layout import COMPANION_LOG
-from mrt_hpc.run.process import import_path, started
+from mrt_hpc.run.process import import_path, start_process
 
 
 def run(task: Task) -> None:
-    """Train and sample the iterations of the segment; every rank of the trainer calls this.
-
-    Raises:
-        UserError: training or sampling failed, or gives the nodes back.
-        Interrupted: the task was asked to leave.
-    """
+    """Train and sample the iterations of the segment; every rank of the trainer calls this."""
     if task.rank:
         role_function(task, Role.TRAINER)(task)
         return
-    with sampling(task) as with_companion:
+    with run_companion(task) as with_companion:
         role_function(task, Role.TRAINER)(with_companion)
 
 
 @contextmanager
-def sampling(task: Task) -> Iterator[Task]:
-    """The task with its companion. The trainer has the first turn, as what it resumes from decides what is sampled.
-
-    A task that was asked to leave records that before it waits for the end of its companion: Slurm may kill it
-    meanwhile, as its other ranks have ended.
+def run_companion(task: Task) -> Iterator[Task]:
+    """The task with its companion. The trainer has the first turn, as what it resumes from decides what is sampled. A
+    task that was asked to leave records that before it waits for its companion: Slurm may kill it meanwhile, as its
+    other ranks have ended.
     """
     turn = turn_of(task)
     with ExitStack() as stack:
@@ -55,21 +49,21 @@ def sampling(task: Task) -> Iterator[Task]:
         except Interrupted:
             task.shutdown.announce()
             raise
-        with task.shutdown.at_safe_points():  # the segment is trained, and no request makes its task run again
+        with task.shutdown.defer_to_safe_points():  # the segment is trained, and no request makes its task run again
             turn.pass_on()
             companion.wait_for_end()
 
 
 def start_companion(task: Task) -> Companion:
-    """Start the process that samples. The signal that announces the time limit, which Slurm sends to all processes of
-    a task, is blocked in it: the first rank says when it ends.
+    """Start the process that samples. It blocks the signal of the time limit, which Slurm sends to all processes of a
+    task: the first rank says when it ends.
     """
     log = task.log(COMPANION_LOG)
     place = Placement(task.world_size, task.world_size, 0, task.attempt)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     try:
         environment = {**os.environ, **import_path(), **_threads(task.job.resources), **place.environment()}
-        process = started([sys.executable, *_arguments(task)], log, environment)
+        process = start_process([sys.executable, *_arguments(task)], log, environment)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
     return Companion(process, log)
@@ -80,6 +74,6 @@ def _arguments(task: Task) -> list[str]:
 
 
 def _threads(resources: JobResources) -> dict[str, str]:
-    """The variables that give it all cores of the task, unless the site has set a number of threads."""
+    """The companion gets all cores of the task, unless the site has set a number of threads."""
     of_a_rank = os.environ.get("OMP_NUM_THREADS") == str(resources.cpus_per_rank)
     return {"OMP_NUM_THREADS": str(resources.cpus)} if of_a_rank else {}

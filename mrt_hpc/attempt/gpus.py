@@ -1,6 +1,6 @@
-"""Checks that a task can use the GPUs that it asked for. Without a usable GPU torch would continue on the CPU without a
-warning, a hundred times slower. The check runs in a process of its own, because a driver may hang, and because a
-process that has used the driver cannot be forked safely.
+"""Checks that a task can use the GPUs that it asked for: without one torch would continue on the CPU without a warning,
+a hundred times slower. The check has a process of its own, because a driver may hang, and because a process that has
+used the driver cannot be forked safely.
 """
 
 import ctypes
@@ -13,35 +13,35 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from subprocess import TimeoutExpired
+from typing import NamedTuple
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import Advice, ExitCode, UserError
 from mrt_hpc.plan.jobs import Job, JobResources, Role
-from mrt_hpc.run.process import finished
-from mrt_hpc.run.typed_file import typed
+from mrt_hpc.run.process import run_program
+from mrt_hpc.run.typed_file import decode_typed
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 DRIVER_LIBRARY = "libcuda.so.1"
 NO_LIBRARY = f"no {DRIVER_LIBRARY}"
 NO_DEVICE = "cuInit failed with error 100"
 """CUDA_ERROR_NO_DEVICE: this process has no GPU."""
-LEAVE_OUT = "leave the node out (sbatch: {exclude: NODE} in the site profile), then mrt-hpc submit RUN"
+LEAVE_OUT = Advice("leave the node out (sbatch: {exclude: NODE} in the site profile), then mrt-hpc submit RUN")
 SEE_ALL = (
-    "let each rank see all GPUs of its node: remove gpus-per-task, gpu-bind and the like from sbatch: in the site "
+    "let each rank see all GPUs of its node: remove gpu-bind and the like from sbatch: in the site "
     "profile; then mrt-hpc submit RUN"
 )
-"""What to do where Slurm shows each rank its own GPU only."""
 OLDEST_CAPABILITY = (7, 5)
 """The compute capability of Turing: the wheels of torch for CUDA 12.8 and newer have no code for Volta and older."""
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 """The oldest data-centre driver for each major version of CUDA (NVIDIA, CUDA Compatibility, table 1)."""
 LOOK_LIMIT_S = 120.0
-"""The limit for the driver's answer, seconds; a machine with eight GPUs takes a few seconds if no daemon keeps the
-driver loaded.
-"""
+"""The limit for the driver's answer, seconds; eight GPUs take a few seconds if no daemon keeps the driver loaded."""
 _SLICE = re.compile(r"(?<![a-z0-9])\d+g[._]?\d+gb|(?<![a-z])mig(?![a-z])", re.IGNORECASE)
 NO_SLICES = "whole GPUs, as parts of GPUs (MIG) are not supported"
-_MAJOR, _MINOR = 75, 76
-"""Numbers of the two attributes in cuda.h."""
+_MAJOR, _MINOR, _COMPUTE_MODE = 75, 76, 20
+"""Numbers of the attributes in cuda.h."""
+EXCLUSIVE_PROCESS, PROHIBITED = 3, 2
+"""Compute modes in cuda.h."""
 
 
 @dataclass(frozen=True)
@@ -49,26 +49,26 @@ class GpuView:
     """The GPUs, driver and environment that a process sees, before any library has looked for GPUs."""
 
     driver: str | None
-    """Version of the kernel's driver; None where there is none."""
+    """The version of the kernel's driver; None without one."""
     devices: tuple[str, ...]
-    """Files of the GPUs in /dev."""
+    """Files in /dev."""
     visible: str | None
     """CUDA_VISIBLE_DEVICES; None where it is not set."""
     container: str | None
-    """Image that the process runs in; None outside Apptainer and Singularity."""
+    """None outside Apptainer and Singularity."""
     torch_cuda: str | None
-    """CUDA version that the installed torch was built for; None for a build without."""
+    """None for a build without CUDA."""
     problem: str | None = None
     """The error of the driver's library, as in ``cuInit failed with error 100``."""
     driver_cuda: tuple[int, int] | None = None
-    """Newest CUDA version that the driver's library knows."""
+    """The newest version that the driver's library knows."""
     capabilities: tuple[tuple[int, int], ...] = ()
-    """Compute capability of each GPU that CUDA can use."""
+    """Of each GPU that CUDA can use; so are the next two."""
     names: tuple[str, ...] = ()
-    """The name of each of them, as the driver gives it."""
+    modes: tuple[int, ...] = ()
+    """As in cuda.h."""
 
-    def in_words(self) -> str:
-        """All fields in one line, for an error message."""
+    def describe_gpus(self) -> str:
         gpus = ", ".join(f"{major}.{minor}" for major, minor in self.capabilities)
         names = ", ".join(dict.fromkeys(self.names))
         parts = [
@@ -90,25 +90,16 @@ def is_slice(name: str) -> bool:
 
 
 def require_gpus(job: Job) -> None:
-    """Check the GPUs of a task before it starts its work; a task without GPUs needs no check.
-
-    Raises:
-        UserError: they are not there, or the installed torch cannot use them.
-    """
     if job.resources.gpus_per_rank and (error := verdict(look(), job.resources, shared=job.role is Role.COLOCATED)):
         raise error
 
 
 def verdict(view: GpuView, resources: JobResources, *, shared: bool = False) -> UserError | None:
-    """Return why a process of a task cannot use the GPUs that it sees; None if it can use them.
-
-    Args:
-        view: what it sees.
-        resources: of the task.
-        shared: whether the first rank also samples, with servers on the GPUs of all ranks.
+    """Return why a process of a task cannot use the GPUs that it sees; None if it can. ``shared``: the first rank also
+    samples, with servers on the GPUs of all ranks.
     """
     if view.torch_cuda is None:
-        return _refused(
+        return _gpu_error(
             "the installed torch is a build without CUDA",
             view,
             expected="the environment of env/setup cuda, or an image built from containers/cuda.def",
@@ -118,6 +109,7 @@ def verdict(view: GpuView, resources: JobResources, *, shared: bool = False) -> 
     return (
         _slices(view)
         or _too_few(view, resources, shared=shared)
+        or _compute_mode_error(view, shared=shared)
         or _driver_too_old(view, view.torch_cuda)
         or _too_old_gpus(view)
     )
@@ -126,7 +118,7 @@ def verdict(view: GpuView, resources: JobResources, *, shared: bool = False) -> 
 def _slices(view: GpuView) -> UserError | None:
     if not is_slice(" ".join([view.visible or "", *view.names])):
         return None
-    return _refused(
+    return _gpu_error(
         "this task got parts of GPUs (MIG)",
         view,
         expected=NO_SLICES,
@@ -136,19 +128,32 @@ def _slices(view: GpuView) -> UserError | None:
 
 
 def _too_few(view: GpuView, resources: JobResources, *, shared: bool) -> UserError | None:
-    """Whether a rank sees fewer GPUs than it needs. It may see only its own, unless they are shared, those of its node,
-    or more.
-    """
+    """A rank may see only its own GPUs, unless they are shared, those of its node, or more."""
     seen, own = len(view.capabilities), resources.gpus_per_rank
     on_node = own * resources.ranks_per_node
     if seen >= on_node or (seen == own and not shared):
         return None
-    return _refused(
+    return _gpu_error(
         f"this task asked for {on_node} GPU(s) on this node, {own} a rank, and a rank sees {seen}",
         view,
         expected=f"at least {on_node} that CUDA can use" + ("" if shared else f", or {own}"),
         advice=SEE_ALL if seen == own and shared else _way_to_gpus(view),
         exit_code=ExitCode.RETRYABLE if _is_out_of_order(view) else ExitCode.FATAL,
+    )
+
+
+def _compute_mode_error(view: GpuView, *, shared: bool) -> UserError | None:
+    if PROHIBITED not in view.modes and not (shared and EXCLUSIVE_PROCESS in view.modes):
+        return None
+    mode = "PROHIBITED" if PROHIBITED in view.modes else "EXCLUSIVE_PROCESS"
+    return _gpu_error(
+        f"a GPU of this node has compute mode {mode}"
+        + ("" if PROHIBITED in view.modes else ": trainer and server of a colocated task cannot share it"),
+        view,
+        expected="compute mode DEFAULT (`nvidia-smi --query-gpu=compute_mode --format=csv`)",
+        advice="ask the administrators for DEFAULT"
+        if PROHIBITED in view.modes
+        else "ask the administrators for DEFAULT, or start another run with --set schedule.coupling=concurrent",
     )
 
 
@@ -180,7 +185,7 @@ def _driver_too_old(view: GpuView, torch_cuda: str) -> UserError | None:
     wanted = int(torch_cuda.partition(".")[0])
     if view.driver_cuda is None or view.driver_cuda[0] >= wanted:
         return None
-    return _refused(
+    return _gpu_error(
         f"this node's driver is too old for the installed torch, which was built for CUDA {torch_cuda}",
         view,
         expected=f"driver {OLDEST_DRIVER.get(wanted, f'for CUDA {wanted}')} or newer, or NVIDIA's package cuda-compat",
@@ -192,7 +197,7 @@ def _driver_too_old(view: GpuView, torch_cuda: str) -> UserError | None:
 def _too_old_gpus(view: GpuView) -> UserError | None:
     if all(capability >= OLDEST_CAPABILITY for capability in view.capabilities):
         return None
-    return _refused(
+    return _gpu_error(
         "this node's GPUs are too old for the installed torch",
         view,
         expected="compute capability {}.{} or newer (Turing and later; not Volta)".format(*OLDEST_CAPABILITY),
@@ -200,43 +205,41 @@ def _too_old_gpus(view: GpuView) -> UserError | None:
     )
 
 
-def _refused(
+def _gpu_error(
     what: str, view: GpuView, *, expected: str, advice: str, exit_code: ExitCode = ExitCode.FATAL
 ) -> UserError:
     where = f"node {os.uname().nodename}"
-    return UserError(what, where=where, value=view.in_words(), expected=expected, advice=advice, exit_code=exit_code)
+    return UserError(
+        what, where=where, value=view.describe_gpus(), expected=expected, advice=advice, exit_code=exit_code
+    )
 
 
 def look() -> GpuView:
-    """Return what this process sees.
-
-    Raises:
-        UserError: the driver gave no answer, or broke down; another node may do better.
-    """
+    """A UserError says that the driver gave no answer, or broke down; another node may do better."""
     command = [sys.executable, "-P", "-m", __name__]
     try:
-        done = finished(command, LOOK_LIMIT_S)
+        done = run_program(command, LOOK_LIMIT_S)
     except TimeoutExpired:
-        raise _broken(f"the NVIDIA driver of this node gave no answer in {LOOK_LIMIT_S:.0f} s") from None
+        raise _driver_error(f"the NVIDIA driver of this node gave no answer in {LOOK_LIMIT_S:.0f} s") from None
     if done.returncode:
-        raise _broken(f"the NVIDIA driver of this node failed: {done.stderr.strip() or done.returncode}")
+        raise _driver_error(f"the NVIDIA driver of this node failed: {done.stderr.strip() or done.returncode}")
     for line in reversed(done.stdout.splitlines()):
         with suppress(ValueError):
-            return typed(line.encode(), GpuView)
-    raise _broken(f"the look at the NVIDIA driver of this node printed no answer: {done.stdout.strip()[-80:]!r}")
+            return decode_typed(line.encode(), GpuView)
+    raise _driver_error(f"the look at the NVIDIA driver of this node printed no answer: {done.stdout.strip()[-80:]!r}")
 
 
-def _broken(what: str) -> UserError:
+def _driver_error(what: str) -> UserError:
     return UserError(
         what,
         where=f"node {os.uname().nodename}",
-        advice=f"run `nvidia-smi` there; {LEAVE_OUT}",
+        advice=Advice("run `nvidia-smi` there; {leave_out}", leave_out=LEAVE_OUT),
         exit_code=ExitCode.RETRYABLE,
     )
 
 
-def seen_here() -> GpuView:
-    """Return what this process itself sees; the call uses the driver."""
+def look_at_gpus() -> GpuView:
+    """The same as :func:`look`, but the call uses the driver."""
     driver_cuda, devices, problem = _ask_driver()
     return GpuView(
         driver=_driver_version(),
@@ -246,13 +249,14 @@ def seen_here() -> GpuView:
         torch_cuda=_cuda_of_torch(),
         problem=problem,
         driver_cuda=driver_cuda,
-        capabilities=tuple(capability for capability, _ in devices),
-        names=tuple(name for _, name in devices),
+        capabilities=tuple(device.capability for device in devices),
+        names=tuple(device.name for device in devices),
+        modes=tuple(device.mode for device in devices),
     )
 
 
 def _driver_version() -> str | None:
-    """The version, as in ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ...``."""
+    """The version in ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ...``."""
     if not DRIVER_FILE.exists():
         return None
     match = re.search(r"\b\d{3}\.[\d.]+\b", DRIVER_FILE.read_text())
@@ -260,7 +264,7 @@ def _driver_version() -> str | None:
 
 
 def _cuda_of_torch() -> str | None:
-    """As its module ``version`` says; importing torch for that would take seconds."""
+    """It reads torch's file ``version.py``: importing torch would take seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -272,26 +276,33 @@ class DriverError(Exception):
     """A call to the driver's library failed."""
 
 
-def _ask_driver() -> tuple[tuple[int, int] | None, tuple[tuple[tuple[int, int], str], ...], str | None]:
-    """CUDA version of the driver, compute capability and name of each usable GPU, and what went wrong."""
+class Device(NamedTuple):
+    capability: tuple[int, int]
+    name: str
+    mode: int
+
+
+def _ask_driver() -> tuple[tuple[int, int] | None, tuple[Device, ...], str | None]:
+    """The driver's CUDA version, each usable GPU, and the error."""
     version = None
     try:
         library = ctypes.CDLL(DRIVER_LIBRARY)
     except OSError:
         return None, (), NO_LIBRARY
     try:
-        number = _asked(library, "cuDriverGetVersion")  # 12080 for 12.8
+        number = _read_number(library, "cuDriverGetVersion")  # 12080 for 12.8
         version = (number // 1000, number % 1000 // 10)
         _call(library, "cuInit", 0)
-        devices = range(_asked(library, "cuDeviceGetCount"))
-        return version, tuple((_capability(library, device), _name(library, device)) for device in devices), None
+        devices = range(_read_number(library, "cuDeviceGetCount"))
+        return version, tuple(_read_device(library, device) for device in devices), None
     except DriverError as error:
         return version, (), str(error)
 
 
-def _capability(library: ctypes.CDLL, device: int) -> tuple[int, int]:
-    major, minor = (_asked(library, "cuDeviceGetAttribute", number, device) for number in (_MAJOR, _MINOR))
-    return major, minor
+def _read_device(library: ctypes.CDLL, device: int) -> Device:
+    numbers = (_MAJOR, _MINOR, _COMPUTE_MODE)
+    major, minor, mode = (_read_number(library, "cuDeviceGetAttribute", number, device) for number in numbers)
+    return Device((major, minor), _name(library, device), mode)
 
 
 def _name(library: ctypes.CDLL, device: int) -> str:
@@ -300,8 +311,8 @@ def _name(library: ctypes.CDLL, device: int) -> str:
     return text.value.decode(errors="replace")
 
 
-def _asked(library: ctypes.CDLL, function: str, *arguments: int) -> int:
-    """The number that a function of the library writes to where its first argument points."""
+def _read_number(library: ctypes.CDLL, function: str, *arguments: int) -> int:
+    """The number that a function writes to where its first argument points."""
     answer = ctypes.c_int()
     _call(library, function, ctypes.byref(answer), *arguments)
     return answer.value
@@ -314,4 +325,4 @@ def _call(library: ctypes.CDLL, function: str, *arguments: object) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(seen_here())))
+    print(json.dumps(asdict(look_at_gpus())))

@@ -1,7 +1,6 @@
-"""The ledger records under which id each job of the plan was submitted, and which process runs the plan on this
-machine. Each entry is one file, so an interrupted submission has recorded every job that was accepted. The files of a
-kind are numbered, and a number is taken by creating its file exclusively: it says what came later, which the clocks of
-several login nodes do not.
+"""Records the id of each submitted job of the plan, and the process that runs the plan on this machine. Each entry is
+one file, so an interrupted submission has recorded every accepted job. A process takes the next number of a kind by
+creating its file exclusively: numbers say what came later, which the clocks of several login nodes do not.
 """
 
 import json
@@ -18,55 +17,67 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mrt_hpc.errors import UserError, word
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.plan.jobs import Job
 from mrt_hpc.recipe.load import SiteFile
+from mrt_hpc.recipe.ownership import refuse_changeable
 from mrt_hpc.recipe.site import SiteSettings
-from mrt_hpc.recipe.user_code import import_from, named_modules, origin, refuse_changeable
-from mrt_hpc.run.atomic import create_text, write_json
+from mrt_hpc.recipe.user_code import import_from, named_modules, origin
+from mrt_hpc.run.atomic import create_text, make_durable, write_json
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import NO_BEAT, Beat, Heart, read_beat
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import Moment, ProcessNumber, UnreadableError, Whole, read_if_there, read_typed, readable
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.@\[\]-]{0,99}")
-"""What an id may look like, of any queue: it becomes part of a file's name, and of lists with colons."""
+"""What an id of any queue may look like: it becomes part of a file's name, and of lists with colons."""
+_ATTEMPT = re.compile(r"(\d+)(?:_\d+)?\.(\d+)")
+"""The name of an attempt of Slurm: the job, the task of an array, and how often it was started again."""
 LOCAL = "local"
-"""Where a job has its name: the heartbeats of the processes that have held the run, by their claims."""
+"""It stands for a job's name in the paths of heartbeats of processes that have held the run."""
 _CANCELLED = "cancelled.json"
+LISTED_WITHIN_S = 180.0
+"""Seconds after which every listing of a queue holds a job: wrappers of squeue serve one for a minute or two."""
 UNRECORDED = "slurm"
-"""The kind of a site whose profile is not recorded: the only one that comes with the package and has a queue."""
+"""The kind of a site whose profile is not recorded: the package's only kind with a queue."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One job that a queue has accepted."""
-
     job: str
     job_id: str
-    """The id that the queue gave it."""
     time: Moment
-    """Seconds since the epoch, by the clock of the submitting machine: to be shown, not to be compared."""
+    """Seconds since the epoch, by the clock of the submitting machine, which may be wrong by minutes."""
     site: str
-    """Name of the site profile."""
     tasks: tuple[Whole, ...] | None = None
-    """Indices of the tasks that it runs; None for all tasks of the job."""
+    """The indices of the tasks that it runs; None for all tasks of the job."""
+    cluster: str | None = None
+    """The cluster that gave the id; None where the queue names none, or in a record of an earlier version."""
+    number: Whole = 0
+    """The number of its record."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether a listing of the queue may have been made before the job was submitted."""
+        return abs(time.time() - self.time) < LISTED_WITHIN_S
 
 
 @dataclass(frozen=True)
 class LocalProcess:
-    """The process that runs the plan on its own machine."""
-
     pid: ProcessNumber
     started: str
-    """The start time that the kernel reports; a later process with the same number has another one."""
+    """The start time that the kernel reports: a later process with the same number has another one."""
     host: str
     generation: Whole = 0
     """The number of its claim on the run, and of its heartbeat."""
     held: bool = False
-    """Whether it has held the run, which it writes down once it does."""
+    """Whether it has held the run."""
     ended: bool = False
     """Whether it holds the run no more: it may have gone on to another run of a family."""
+    pid_space: str = ""
+    """Where its number counts: the boot of a machine, and a PID namespace. Empty in a record of an earlier version."""
+    folder: str = ""
+    """Device and inode of the run directory, as a copy of the directory has the same records. Empty as above."""
 
     @property
     def name(self) -> str:
@@ -74,9 +85,14 @@ class LocalProcess:
         return f"{self.host}:{self.pid}:{self.started}"
 
     @property
+    def is_known_here(self) -> bool:
+        """Whether the kernel of this machine knows whether it runs: several machines may have one name."""
+        return self.host == socket.gethostname() and self.pid_space in ("", _pid_space())
+
+    @property
     def is_here(self) -> bool:
         """Whether it runs on this machine, and the run in it."""
-        return not self.ended and self.host == socket.gethostname() and _kernel_start(self.pid) == self.started
+        return not self.ended and self.is_known_here and _kernel_start(self.pid) == self.started
 
 
 @dataclass(frozen=True)
@@ -86,15 +102,15 @@ class Cancellation:
     time: Moment
     """Seconds since the epoch, by the clock of the machine where it was typed: to be shown, not to be compared."""
     submission: Whole
-    """The number of the newest submission then, and 0 where there was none."""
+    """The number of the newest submission then; 0 for none."""
     claim: Whole
-    """The number of the newest claim of a process then, and 0 where there was none."""
+    """The number of a process's newest claim then; 0 for none."""
+    stopped: bool = True
+    """Whether anything was stopped; otherwise nothing was queued or ran."""
 
 
 @dataclass(frozen=True)
 class SiteRecord:
-    """A site profile that jobs were submitted with."""
-
     site: dict[str, Any]
     """The fields that are not the defaults."""
     folder: Path | None = None
@@ -103,20 +119,17 @@ class SiteRecord:
 
 @dataclass(frozen=True)
 class LastSite:
-    """The site that the run was submitted to last."""
-
     name: str
-    """The name of its profile."""
     file: Path | None = None
     """The profile, which the user may have changed since; None where it is in no file."""
+    text: str | None = None
+    """What the profile held then."""
 
 
-def record_submission(layout: RunLayout, job: str, job_id: str, site: str, tasks: Sequence[int] | None = None) -> None:
-    """Add one submitted job to the ledger; ``tasks`` are the indices that it runs where these are not all.
-
-    Raises:
-        UserError: the id is no word that a queue can give a job.
-    """
+def record_submission(
+    layout: RunLayout, job: str, job_id: str, site: str, tasks: Sequence[int] | None = None, cluster: str | None = None
+) -> None:
+    """Arguments are as the fields of :class:`Submission`. It refuses an id that no queue can give."""
     if not _JOB_ID.fullmatch(job_id):
         raise UserError(
             f"the queue's answer to the submission of {job} is no id of a job; the job may be queued all the same",
@@ -125,115 +138,144 @@ def record_submission(layout: RunLayout, job: str, job_id: str, site: str, tasks
             expected="letters, digits and . @ [ ] -",
             advice="look for it in the queue, and take it out by hand, before mrt-hpc submit RUN",
         )
-    some = {} if tasks is None else {"tasks": list(tasks)}
-    entry = {"job": job, "job_id": job_id, "time": time.time(), "site": site, **some}
-    newest = max(map(_number, _submitted(layout)), default=0)
+    some = {"tasks": None if tasks is None else list(tasks), "cluster": cluster}
+    entry = {"job": job, "job_id": job_id, "time": time.time(), "site": site}
+    entry |= {name: value for name, value in some.items() if value is not None}
+    newest = max(map(_number, _submission_files(layout)), default=0)
     for number in count(newest + 1):
         if create_text(layout.jobs / f"queued-{number:06d}.json", json.dumps(entry)):
             return
 
 
 def submissions(layout: RunLayout) -> list[Submission]:
-    """All submitted jobs of the run, the oldest first, by the numbers of their records.
-
-    Raises:
-        UnreadableError: the record of one is damaged.
-    """
-    return [_submission(path) for path in _submitted(layout)]
+    """The oldest comes first. A damaged record is an UnreadableError."""
+    return [_submission(path) for path in _submission_files(layout)]
 
 
 def shown_submissions(layout: RunLayout) -> tuple[list[Submission], list[str]]:
-    """The submitted jobs whose records can be read, to be shown, and a line for each of the others."""
-    return readable(_submitted(layout), _submission)
+    """Submissions whose records can be read, and a line for each of the others."""
+    return readable(_submission_files(layout), _submission)
 
 
-def _submitted(layout: RunLayout) -> list[Path]:
+def _submission_files(layout: RunLayout) -> list[Path]:
     return sorted(list_directory(layout.jobs, "queued-*.json"), key=_number)
 
 
 def _number(path: Path) -> int:
-    """The number of an entry of the ledger; 0 for a file that is none."""
+    """The number of an entry of the ledger; 0 for another file."""
     number = path.stem.rpartition("-")[2]
     return int(number) if number.isdecimal() else 0
 
 
 def _submission(path: Path) -> Submission:
-    advice = f"squeue --me shows whether that job is still queued; then rm -r {word(path)}, and the same command again"
-    return read_typed(path, Submission, "the record of a submitted job", advice=advice)
+    advice = Advice(
+        "squeue --me shows whether that job is still queued; then rm -r {path}, and the same command again", path=path
+    )
+    return replace(read_typed(path, Submission, "the record of a submitted job", advice=advice), number=_number(path))
 
 
-def record_cancellation(layout: RunLayout) -> None:
-    """Record that the user has cancelled all that was submitted or started until now."""
-    write_json(layout.jobs / _CANCELLED, asdict(Cancellation(time.time(), *_newest_numbers(layout))))
+def job_of(attempt: str) -> str | None:
+    """The id of an attempt's job in the queue; None for an attempt of the local backend."""
+    return (match := _ATTEMPT.fullmatch(attempt)) and match[1]
 
 
-def cancelled_at(layout: RunLayout) -> float | None:
-    """When the user cancelled the run; None where it was not cancelled, or was submitted or started again since.
+def comes_after(attempt: str, other: str) -> bool:
+    """Whether an attempt is a later one of the same job of Slurm. The local backend has one attempt at a time."""
+    first, second = _ATTEMPT.fullmatch(attempt), _ATTEMPT.fullmatch(other)
+    return first is not None and second is not None and first[1] == second[1] and int(first[2]) > int(second[2])
 
-    Raises:
-        UnreadableError: the record is damaged.
+
+def is_later(layout: RunLayout, attempt: str, other: str) -> bool:
+    """Whether an attempt comes after another one, or its job was submitted later by the ledger: another cluster, or a
+    controller that has lost its state, may give a later job a smaller number.
     """
+    sent = {one.job_id: one.number for one in shown_submissions(layout)[0]}
+    return comes_after(attempt, other) or sent.get(job_of(attempt) or "", 0) > sent.get(job_of(other) or "", 0)
+
+
+def record_cancellation(layout: RunLayout, newest: tuple[int, int], *, stopped: bool) -> None:
+    """Record that no queue holds a job of the run any more, and no process of this machine runs it. ``newest`` is from
+    :func:`newest_numbers`, before the queues were asked. ``stopped`` says whether the user has stopped any of them; an
+    earlier record that says so is kept.
+    """
+    if stopped or cancel_time(layout) is None:
+        write_json(layout.jobs / _CANCELLED, asdict(Cancellation(time.time(), *newest, stopped)))
+
+
+def cancel_time(layout: RunLayout) -> float | None:
+    """When the user cancelled the run; None where it was not cancelled, or was started again since."""
+    found = _cancellation(layout)
+    is_newest = (found.submission, found.claim) == newest_numbers(layout)
+    return found.time if found.stopped and is_newest else None
+
+
+def newest_unqueued(layout: RunLayout) -> int:
+    """The newest submission that, by a record, no queue holds any more, nor any before it."""
+    return _cancellation(layout).submission
+
+
+def _cancellation(layout: RunLayout) -> Cancellation:
     path = layout.jobs / _CANCELLED
-    advice = f"rm -r {word(path)}: it only says that the run was cancelled"
-    found = read_if_there(path, Cancellation, "the record of a cancellation", None, advice=advice)
-    return None if found is None or (found.submission, found.claim) != _newest_numbers(layout) else found.time
+    advice = Advice("rm -r {path}: it only says that the run was cancelled", path=path)
+    none = Cancellation(0.0, 0, 0, stopped=False)
+    return read_if_there(path, Cancellation, "the record of a cancellation", none, advice=advice)
 
 
-def _newest_numbers(layout: RunLayout) -> tuple[int, int]:
-    """The numbers of the newest submission and of the newest claim."""
+def newest_numbers(layout: RunLayout) -> tuple[int, int]:
     claims = list_directory(layout.jobs, "local-*.json")
-    return max(map(_number, _submitted(layout)), default=0), max(map(_number, claims), default=0)
+    return max(map(_number, _submission_files(layout)), default=0), max(map(_number, claims), default=0)
 
 
 def record_site(layout: RunLayout, site: SiteSettings) -> None:
     """Record the profile that jobs are submitted with: ``status`` and ``cancel`` get only the run directory."""
     values = site.model_dump(mode="json", exclude_defaults=True) | {"type": site.type, "name": site.name}
     folder = origin(site.type)
-    write_json(_site_file(layout, site.name), {"site": values, "folder": None if folder is None else str(folder)})
+    entry = {"site": values, "folder": None if folder is None else str(folder)}
+    write_json(_site_file(layout, site.name), entry, private=True)  # its variables may be secrets
 
 
 def remember_site(layout: RunLayout, site: SiteSettings) -> None:
-    """Record that the run goes on at this site, wherever the next submission is typed."""
-    write_json(_last_site(layout), {"name": site.name, "file": None if site.read_from is None else str(site.read_from)})
+    entry = {"name": site.name, "file": None if site.read_from is None else str(site.read_from), "text": site.text}
+    write_json(last_site_file(layout), entry, private=True)
 
 
 def last_site(layout: RunLayout) -> LastSite | None:
-    """The site that the run was submitted to last; None where it never was.
-
-    Raises:
-        UnreadableError: the record is damaged.
-    """
-    path = _last_site(layout)
-    advice = f"rm -r {word(path)}, and the same command again with --site SITE"
+    path = last_site_file(layout)
+    advice = Advice("rm -r {path}, and the same command again with --site SITE", path=path)
     return read_if_there(path, LastSite, "the record of the run's site", None, advice=advice)
 
 
-def _last_site(layout: RunLayout) -> Path:
+def last_site_file(layout: RunLayout) -> Path:
     return layout.jobs / "site.json"
 
 
 def recorded_site(layout: RunLayout, name: str) -> SiteSettings:
-    """The profile of this name, as jobs of the run were last submitted with it.
-
-    Raises:
-        UserError: its kind is a class of the user's own that is not there any more, or that another user can change.
+    """The profile of this name, as jobs of the run were last submitted with it. It refuses a class of the user's own
+    that is gone, or that another user can change.
     """
     path = _site_file(layout, name)
-    advice = f"rm -r {word(path)}, and {layout.again}, which writes it"
-    unrecorded = SiteRecord({"type": UNRECORDED, "name": name})
-    entry = read_if_there(path, SiteRecord, "the record of a site profile", unrecorded, advice=advice)
+    advice = Advice("rm -r {path}, and {again}, which writes it", path=path, again=layout.again)
+    entry = SiteRecord({"type": UNRECORDED, "name": name})
+    if not path.exists() or os.access(path, os.R_OK):  # its owner's variables are for the owner alone
+        entry = read_if_there(path, SiteRecord, "the record of a site profile", entry, advice=advice)
     if named_modules(entry.site):
-        refuse_changeable(path, f"the class of the site profile {name} is not imported")
+        path = refuse_changeable(path, f"the class of the site profile {name} is not imported")
+        entry = read_typed(path, SiteRecord, "the record of a site profile", advice=advice)  # of the place looked at
         if entry.folder is not None:
             import_from(entry.folder, entry.site)
     try:
         return SiteFile.model_validate_json(json.dumps({"site": entry.site}), strict=True).site
     except ValidationError as error:
+        first = error.errors()[0]
+        gone = str(first["loc"][-1]) if first["type"] == "extra_forbidden" else None
         raise UserError(
-            f"the site profile {name} with which jobs were submitted cannot be read: {error.errors()[0]['msg']}",
+            f"the site profile {name} with which jobs were submitted cannot be read: {first['msg']}",
             where=path,
-            value=entry.site.get("type"),
-            advice="put the module of that class back to where it was, and type the same command again",
+            value=gone or entry.site.get("type"),
+            expected=None if gone is None else "a profile without this field, which is not known any more",
+            advice="put the module of that class back to where it was, and type the same command again"
+            if gone is None
+            else Advice("take {field} with its value out of {path}; then the same command", field=gone, path=path),
         ) from error
 
 
@@ -242,16 +284,12 @@ def _site_file(layout: RunLayout, name: str) -> Path:
 
 
 def current_submissions(layout: RunLayout) -> dict[str, list[Submission]]:
-    """The latest submission of all tasks of each job of the plan, and later ones that sent some of them again.
-
-    Raises:
-        UnreadableError: the record of one is damaged.
-    """
+    """The latest submission of all tasks of each job, and later ones that sent some of them again."""
     return latest_of(submissions(layout))
 
 
 def latest_of(sent: Iterable[Submission]) -> dict[str, list[Submission]]:
-    """As :func:`current_submissions`, of submissions from the oldest to the latest."""
+    """The same as :func:`current_submissions`, of submissions from the oldest to the latest."""
     latest: dict[str, list[Submission]] = {}
     for submission in sent:
         latest[submission.job] = (
@@ -261,11 +299,8 @@ def latest_of(sent: Iterable[Submission]) -> dict[str, list[Submission]]:
 
 
 def task_ids(job: Job, parts: Sequence[Submission]) -> list[str]:
-    """The id of each task of a job in its queue, by its index: ``1234``, or ``1234_5`` for a task of an array.
-
-    Args:
-        job: of the plan.
-        parts: its current submissions, the oldest first; there is one at least.
+    """The ids by index: ``1234``, or ``1234_5`` for a task of an array. ``parts`` are the job's current submissions,
+    the oldest first; there is at least one.
     """
     if job.tasks == 1:
         return [parts[-1].job_id]
@@ -277,14 +312,22 @@ def task_ids(job: Job, parts: Sequence[Submission]) -> list[str]:
     return [f"{latest.get(index, parts[0].job_id)}_{index}" for index in range(job.tasks)]
 
 
+def make_claim_folders(family: RunLayout) -> None:
+    """Make the folders of the claims on a family. It does not count as a run: writers make the folders of a run, and
+    would make a member again that was moved out of it.
+    """
+    for folder in (family.jobs, family.heart(LOCAL, 0).parent):
+        make_durable(folder)
+
+
 @contextmanager
-def claimed(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
-    """Hold the run for this process during the block; its heartbeat shows other hosts that it runs. A claim is a file
-    that is created exclusively, one for each generation: of two processes that claim at the same time, one is refused.
-    A process that has claimed and does not beat yet seems dead, or is about to be refused: it looks for a later claim
-    once it beats, and one that claims later looks for its beat once it beats itself, and for those of the claims before
-    it, back to one that held the run. A node of a network filesystem may remember for some seconds that a name is not
-    there, until it changes that folder: so each process looks after it has written there.
+def claim_run(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
+    """Hold the run for this process during the block; its heartbeat shows other hosts that it runs.
+
+    A claim is a file that is created exclusively, one for each generation. A process that has claimed and does not beat
+    yet seems dead. So each process, once it beats, looks for a later claim, and for the beats of earlier claims. It
+    looks after it has written there: a node of a network filesystem may remember for some seconds that a name is
+    missing, until it changes that folder.
 
     Raises:
         UserError: another live process holds the run.
@@ -292,16 +335,17 @@ def claimed(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
     generation, other = _newest_claim(layout)
     before = _beats_back_to_a_holder(layout, other)  # before the question whether they live: later beats are seen below
     if (holder := next((p for p in before if _lives(layout, p, heartbeat_limit_s)), None)) is not None:
-        raise _in_use(layout, holder)
-    mine = LocalProcess(os.getpid(), _kernel_start(os.getpid()), socket.gethostname(), generation + 1)
+        raise _run_in_use_error(layout, holder)
+    pid, here = os.getpid(), socket.gethostname()
+    mine = LocalProcess(pid, _kernel_start(pid), here, generation + 1, pid_space=_pid_space())
     if not create_text(_claim(layout, mine.generation), json.dumps(asdict(mine))):
-        raise _in_use(layout, _newest_claim(layout)[1] or mine)
+        raise _run_in_use_error(layout, _newest_claim(layout)[1] or mine)
     with Heart(layout.heart(LOCAL, mine.generation), mine.name, heartbeat_limit_s) as heart:
         try:
             if holder := next((p for p, beat in before.items() if _beat(layout, p) not in (beat, NO_BEAT)), None):
-                raise _in_use(layout, holder)
+                raise _run_in_use_error(layout, holder)
             _refuse_later_claim(layout, mine)
-            mine = replace(mine, held=True)
+            mine = replace(mine, held=True, folder=_folder(layout))
             write_json(_claim(layout, mine.generation), asdict(mine))
             heart.beat_and(lambda: _refuse_later_claim(layout, mine))
             yield
@@ -311,21 +355,21 @@ def claimed(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
 
 
 def _refuse_later_claim(layout: RunLayout, mine: LocalProcess) -> None:
-    """Look for the next claim by its name: a listing may be some seconds old on a network filesystem."""
+    """Look for the next claim by its name: on a network filesystem a listing may be some seconds old."""
     if _claim(layout, mine.generation + 1).exists():
-        raise _in_use(layout, _newest_claim(layout)[1] or mine)
+        raise _run_in_use_error(layout, _newest_claim(layout)[1] or mine)
 
 
 def _beats_back_to_a_holder(layout: RunLayout, newest: LocalProcess | None) -> dict[LocalProcess, Beat]:
-    """The beats of the processes that have claimed, from the newest back to the first that has held the run. Those
-    that have claimed before it were dead then.
+    """The beats of the processes that have claimed, from the newest back to the first that has held the run: those
+    before it were dead then.
     """
     beats: dict[LocalProcess, Beat] = {}
     process = newest
     while process is not None:
         beats[process] = _beat(layout, process)
         earlier = _claim(layout, process.generation - 1)
-        process = None if process.held or not earlier.exists() else _read_claim(earlier)
+        process = None if process.held or not earlier.exists() else _read_claim(layout, earlier)
     return beats
 
 
@@ -338,14 +382,13 @@ def _claim(layout: RunLayout, generation: int) -> Path:
 
 
 def local_process(layout: RunLayout) -> LocalProcess | None:
-    """The live process that runs the plan on this machine; None when there is none."""
     _, entry = _newest_claim(layout)
     return entry if entry is not None and entry.is_here and entry.pid != os.getpid() else None
 
 
 def shown_process(layout: RunLayout) -> tuple[LocalProcess | None, list[str]]:
-    """The process that held the run last, on any machine, whether it still runs or not; None where none did, or where
-    its record is damaged, which the line beside says.
+    """The process that held the run last, on any machine, alive or not. None where none did, or where its record is
+    damaged; the lines say which.
     """
     try:
         return _newest_claim(layout)[1], []
@@ -354,7 +397,7 @@ def shown_process(layout: RunLayout) -> tuple[LocalProcess | None, list[str]]:
 
 
 def process_elsewhere(layout: RunLayout) -> LocalProcess | None:
-    """The process of another machine that ran the plan last; this machine cannot check whether it still runs."""
+    """This machine cannot check whether it still runs."""
     _, entry = _newest_claim(layout)
     return entry if entry is not None and entry.host != socket.gethostname() else None
 
@@ -364,22 +407,25 @@ def _newest_claim(layout: RunLayout) -> tuple[int, LocalProcess | None]:
     if not paths:
         return 0, None
     # where the newest is damaged, no earlier one is an answer: its process may run
-    return _number(paths[-1]), _read_claim(paths[-1])
+    return _number(paths[-1]), _read_claim(layout, paths[-1])
 
 
-def _read_claim(path: Path) -> LocalProcess:
-    advice = f"make sure that no process runs the run; then rm -r {word(path)}, and the same command again"
+def _read_claim(layout: RunLayout, path: Path) -> LocalProcess:
+    """The process of a claim. It counts as ended where it holds another run directory, of which this one is a copy or
+    to which it links.
+    """
+    advice = Advice("make sure that no process runs the run; then rm -r {path}, and the same command again", path=path)
     try:
-        return read_typed(path, LocalProcess, "the record of a process", advice=advice)
+        process = read_typed(path, LocalProcess, "the record of a process", advice=advice)
     except FileNotFoundError as error:
         raise UnreadableError("the record of a process leads nowhere", where=path, advice=advice) from error
+    is_of_another = process.is_known_here and process.folder not in ("", _folder(layout))
+    return replace(process, ended=process.ended or is_of_another)
 
 
 def _lives(layout: RunLayout, process: LocalProcess, heartbeat_limit_s: float) -> bool:
-    """Whether a process runs the plan: of the one that claimed last the kernel knows it on this machine; every other
-    one is known by the heartbeat.
-    """
-    if process.host == socket.gethostname():
+    """The kernel knows whether a process of this machine runs; the heart tells it of any other."""
+    if process.is_known_here:
         return process.is_here
     heart = layout.heart(LOCAL, process.generation)
     first, end = read_beat(heart), time.monotonic() + heartbeat_limit_s
@@ -390,11 +436,11 @@ def _lives(layout: RunLayout, process: LocalProcess, heartbeat_limit_s: float) -
     return False
 
 
-def _in_use(layout: RunLayout, other: LocalProcess) -> UserError:
+def _run_in_use_error(layout: RunLayout, other: LocalProcess) -> UserError:
     return UserError(
         f"process {other.pid} on {other.host} runs it already",
         where=layout.root,
-        advice=f"mrt-hpc status {layout.word}, or mrt-hpc cancel {layout.word}",
+        advice=Advice("mrt-hpc status {run}, or mrt-hpc cancel {run}", run=layout.root),
     )
 
 
@@ -405,3 +451,12 @@ def _kernel_start(pid: int) -> str:
     except OSError:
         return ""
     return "" if fields[0] == "Z" else fields[19]
+
+
+def _pid_space() -> str:
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
+
+
+def _folder(layout: RunLayout) -> str:
+    status = layout.root.stat()
+    return f"{status.st_dev}:{status.st_ino}"

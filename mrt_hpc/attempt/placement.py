@@ -12,20 +12,17 @@ ATTEMPT, PARENT = "MRT_HPC_ATTEMPT", "MRT_HPC_PARENT"
 
 @dataclass(frozen=True)
 class Placement:
-    """One process of an attempt."""
-
     rank: int
     world_size: int
     local_rank: int
     attempt: str
-    """The name of the attempt: the same for all its ranks, and different for the next attempt."""
+    """The same for all its ranks, and different for the next attempt."""
     time_left_s: float | None = None
     """Seconds to the time limit; None where there is none."""
     began: float | None = None
-    """When the job of this attempt started, seconds since the epoch; None where that is not known."""
+    """When the attempt's job started, seconds since the epoch; None where that is not known."""
 
     def environment(self) -> dict[str, str]:
-        """The environment variables that give a child process its placement."""
         return {
             RANK: str(self.rank),
             WORLD_SIZE: str(self.world_size),
@@ -36,11 +33,6 @@ class Placement:
 
 
 def local_placement() -> Placement:
-    """The placement that the local backend gave this process.
-
-    Raises:
-        UserError: the local backend did not start it.
-    """
     if ATTEMPT not in os.environ:
         raise UserError("this process was not started as a task of a run", advice="mrt-hpc submit RECIPE")
     rank, world_size, local_rank = (int(os.environ[name]) for name in (RANK, WORLD_SIZE, LOCAL_RANK))

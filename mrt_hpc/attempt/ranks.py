@@ -10,20 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mrt_hpc.attempt.end import RUNS_AGAIN, settled
-from mrt_hpc.attempt.notify import notify_failure
+from mrt_hpc.attempt.early_end import settle
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.jobs import Job, read_plan
+from mrt_hpc.recipe.find import absolute
 from mrt_hpc.recipe.lock import look_at_lock
 from mrt_hpc.run.access import cache_variables
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.process import end_or_kill, started
-from mrt_hpc.run.task_state import TaskRecord, TaskState
+from mrt_hpc.run.process import end_or_kill, start_process
+from mrt_hpc.run.task_state import RUNS_AGAIN, TaskRecord, TaskState
 
 THREADS_THAT_WAIT = {"OMP_WAIT_POLICY": "passive"}
-"""The environment of tasks that may share their cores with other processes. By default the threads of a computation
-spin while they wait for each other: where another process has one of two cores, this takes 5 to 20 times as long.
+"""For tasks that may share their cores. By default the threads of a computation spin while they wait for each other:
+where another process has one of two cores, this takes 5 to 20 times as long.
 """
 STOP_DEADLINE_S = 30.0
 """Seconds for a child to unwind after SIGTERM, before it is killed."""
@@ -31,8 +31,6 @@ STOP_DEADLINE_S = 30.0
 
 @dataclass
 class Running:
-    """A running attempt at a task, with one child process for each rank."""
-
     job: Job
     index: int
     attempt: str
@@ -40,21 +38,15 @@ class Running:
     gpus: list[str] = field(default_factory=list)
 
     def exit_codes(self) -> list[int | None]:
-        """The exit code of each rank; None while it runs."""
+        """A rank that runs has None."""
         return [child.poll() for child in self.children]
 
 
 def start_ranks(
     layout: RunLayout, job: Job, index: int, environment: Mapping[str, str], gpus: Sequence[str] = ()
 ) -> Running:
-    """Start all ranks of one task, each with a log of its own.
-
-    Args:
-        layout: of the run.
-        job: of the plan.
-        index: of the task within the job.
-        environment: variables of every rank; the placement of each rank is added.
-        gpus: names of the GPUs that the task has taken.
+    """Each rank has a log of its own, and its placement added to ``environment``. ``gpus`` are names of the GPUs that
+    the task has taken.
     """
     attempt, ranks = uuid.uuid4().hex[:8], job.resources.ranks
     places = [Placement(rank, ranks, rank, attempt) for rank in range(ranks)]
@@ -66,23 +58,24 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     log = layout.logs / f"{job.name}.{index:05d}.{placement.attempt}.rank{placement.rank}.log"
     words = [sys.executable, "-m", "mrt_hpc.attempt.entry", str(layout.root), job.name, str(index)]
-    return started(words, log, {**THREADS_THAT_WAIT, **cache_variables(), **environment, **placement.environment()})
+    return start_process(
+        words, log, {**THREADS_THAT_WAIT, **cache_variables(), **environment, **placement.environment()}
+    )
 
 
 def task_code(codes: Sequence[int]) -> int:
-    """The exit code of a task, by those of its ranks; 128 and the number of the signal that killed one."""
+    """The code is 128 and the signal's number where a rank was killed."""
     return max(128 - code if code < 0 else code for code in codes)  # a child killed by signal n ends with -n
 
 
 def ask_to_stop(task: Running) -> None:
-    """Send SIGTERM to the processes of a task that still run."""
     for child in task.children:
         if child.poll() is None:
             child.send_signal(signal.SIGTERM)
 
 
 def stop(task: Running) -> None:
-    """Ask a task's processes to end, and kill those that do not end within the deadline."""
+    """Ask a task's processes to end, and kill those that do not within the deadline."""
     ask_to_stop(task)
     end = time.monotonic() + STOP_DEADLINE_S
     for child in task.children:
@@ -99,34 +92,21 @@ def stop(task: Running) -> None:
 
 
 LOOK_EVERY_S = 0.1
-"""The seconds between two checks of the task's processes."""
 
 
 def run_one_task(layout: RunLayout, job: Job, index: int, retries: int) -> TaskRecord:
-    """Run a task until it is done, or has failed more often than its retries allow.
-
-    Args:
-        layout: of the run.
-        job: of the plan.
-        index: of the task within the job.
-        retries: failures in a row that the task may have.
-
-    Returns:
-        The last record of the task.
-
-    Raises:
-        KeyboardInterrupt: this process got SIGINT or SIGTERM; the processes of the task have ended.
+    """Run a task until it is done, or has failed more often than its retries allow, and return its last record. A
+    KeyboardInterrupt for SIGINT or SIGTERM comes after the processes of the task have ended.
     """
     while True:
         attempt, code = _run_attempt(layout, job, index)
-        record = settled(layout, job.name, index, attempt, code, retries)
+        record = settle(layout, job.name, index, attempt, code, retries)
         if record.state not in RUNS_AGAIN:
-            notify_failure(layout, job.name, index, record)
             return record
 
 
 def _run_attempt(layout: RunLayout, job: Job, index: int) -> tuple[str, int]:
-    """Run one attempt, and return its name and exit code; if one rank fails, all ranks are stopped."""
+    """If one rank fails, all ranks are stopped."""
     safe_path = {"PYTHONSAFEPATH": "1"}  # the working directory of the job holds no modules of ours
     threads = {"OMP_NUM_THREADS": str(job.resources.cpus_per_rank)}
     task = start_ranks(layout, job, index, {**safe_path, **threads, **os.environ})
@@ -139,11 +119,10 @@ def _run_attempt(layout: RunLayout, job: Job, index: int) -> tuple[str, int]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the task that the arguments name; returns the exit code."""
     run_dir, name, index = arguments
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    layout = RunLayout(Path(run_dir).absolute())
+    layout = RunLayout(absolute(Path(run_dir)))
     try:
         retries = look_at_lock(layout.recipe_lock).resilience.retries
         record = run_one_task(layout, read_plan(layout.plan).job(name), int(index), retries)

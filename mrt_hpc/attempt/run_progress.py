@@ -1,12 +1,12 @@
 """Reads the progress of a run from its files alone, for local runs and runs on Slurm."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
 
 from mrt_hpc.analysis.measures import IterationMetrics
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import Advice, ExitCode, UserError
 from mrt_hpc.plan.jobs import Job, Plan
 from mrt_hpc.run.layout import RunLayout, collection_of
 from mrt_hpc.run.manifest import DamagedError
@@ -18,15 +18,14 @@ from mrt_hpc.run.weights import published_versions
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a run at one moment."""
-
     iterations_done: int
     iterations: int
     groups_collected: int | None
     """The number of groups that the newest weights have sampled before training continues; None where training does not
-    wait for them."""
+    wait for them.
+    """
     warnings: tuple[str, ...]
-    """What looks wrong with the last trained iteration, or with the optimiser steps of the run."""
+    """What looks wrong with the last trained iteration, or with the run's optimiser steps."""
     evaluations_done: int
     evaluations: int
     report: bool
@@ -37,24 +36,17 @@ class Progress:
 
 
 Records = Mapping[str, Sequence[TaskRecord]]
-"""The records of all tasks of a run: by the name of a job, those of its tasks in the order of their indices."""
+"""The records of all tasks of a run: by job, in the order of their indices."""
 
 
 def read_records(plan: Plan, layout: RunLayout) -> dict[str, list[TaskRecord]]:
-    """The latest record of each task of a run, to be shown; each file is read once. A task whose file is damaged is
-    ``unreadable``.
-    """
+    """Each file is read once. A task whose file is damaged is ``unreadable``."""
     return {job.name: read_tasks(layout, job.name, job.tasks, shown_task) for job in plan.jobs}
 
 
 def progress(plan: Plan, layout: RunLayout, records: Records | None = None) -> Progress:
     """Read the progress of a run. Old weights versions may be pruned, so the newest one gives the number of iterations:
     iteration v - 1 published version v.
-
-    Args:
-        plan: of the run.
-        layout: of the run.
-        records: of all its tasks, where they have been read already.
     """
     records = read_records(plan, layout) if records is None else records
     done = max(published_versions(layout), default=0)
@@ -65,18 +57,18 @@ def progress(plan: Plan, layout: RunLayout, records: Records | None = None) -> P
     return Progress(
         iterations_done=done,
         iterations=plan.iterations,
-        groups_collected=_collected(layout, collection) if collects else None,
+        groups_collected=_count_collected(layout, collection) if collects else None,
         warnings=tuple(warnings(layout, measured)),
-        evaluations_done=_evaluated(plan, layout, records),
+        evaluations_done=_count_evaluated(plan, layout, records),
         evaluations=len(units),
         report=layout.report.exists(),
-        stale=written(layout.report) < max(_results_written(plan, layout), default=0.0),
+        stale=write_time(layout.report) < max(_results_written(plan, layout), default=0.0),
         unreadable=tuple(faults),
     )
 
 
-def _collected(layout: RunLayout, collection: int) -> int:
-    """The number of groups of a collection; those of a damaged archive do not count, as they are sampled again."""
+def _count_collected(layout: RunLayout, collection: int) -> int:
+    """The number of groups of a collection; those of a damaged archive are sampled again, and do not count."""
     from mrt_hpc.run.archive import sampled_positions  # it takes a third of a second to import, and few runs collect
     from mrt_hpc.run.groups import complete_groups
 
@@ -86,9 +78,9 @@ def _collected(layout: RunLayout, collection: int) -> int:
         return len(complete_groups(layout.groups(collection)))
 
 
-def _evaluated(plan: Plan, layout: RunLayout, records: Records) -> int:
-    """The number of tasks whose shard exists. A task that waits for its first start is not evaluated: its shard may be
-    of other settings. The folder of a version and benchmark is listed once for all its shards.
+def _count_evaluated(plan: Plan, layout: RunLayout, records: Records) -> int:
+    """The number of tasks whose shard exists, but for tasks that wait for their first start, whose shard may be of
+    other settings. The folder of a version and benchmark is listed once for all its shards.
     """
     units = [
         unit
@@ -102,16 +94,14 @@ def _evaluated(plan: Plan, layout: RunLayout, records: Records) -> int:
 
 
 def _results_written(plan: Plan, layout: RunLayout) -> Iterator[float]:
-    """The times at which the results of the report were written, by the clock of the filesystem."""
-    yield from (written(layout.metrics(iteration)) for iteration in range(plan.iterations))
+    """The clock is the filesystem's."""
+    yield from (write_time(layout.metrics(iteration)) for iteration in range(plan.iterations))
     units = {(unit.version, unit.benchmark) for job in plan.jobs for unit in job.evaluations}
-    yield from (written(layout.evaluation_summary(*unit)) for unit in units)
+    yield from (write_time(layout.evaluation_summary(*unit)) for unit in units)
 
 
-def written(path: Path) -> float:
-    """When a file was written last, seconds since the epoch by the clock of the filesystem; 0 where there is none, or
-    it cannot be looked at.
-    """
+def write_time(path: Path) -> float:
+    """The time is in seconds since the epoch by the clock of the filesystem; 0 for a file that cannot be read."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -119,12 +109,12 @@ def written(path: Path) -> float:
 
 
 def newest_metrics(layout: RunLayout, done: int) -> tuple[list[IterationMetrics], list[str]]:
-    """The metrics of the last of ``done`` iterations, if they are there and whole, and a line if they are damaged."""
+    """The metrics of the last of ``done`` iterations, if there are any, and a line if they are damaged."""
     return readable([layout.metrics(done - 1)] if done else [], IterationMetrics.read)
 
 
 def warnings(layout: RunLayout, measured: Iterable[IterationMetrics]) -> Iterator[str]:
-    """What looks wrong with iterations, and with the optimiser steps of the run, a sentence each."""
+    """Faults of iterations, and of the run's optimiser steps, a sentence each."""
     for metrics in measured:
         yield from metrics.warnings
     if skipped := list_directory(layout.skipped_steps, "*.json"):
@@ -134,18 +124,13 @@ def warnings(layout: RunLayout, measured: Iterable[IterationMetrics]) -> Iterato
         )
 
 
-def is_done(layout: RunLayout, job: Job, states: Collection[TaskState] = (TaskState.DONE,)) -> bool:
-    """Whether all tasks of a job are done, or in one of these states.
-
-    Raises:
-        UnreadableError: a file of the run is damaged.
-    """
-    return all(record.state in states for record in read_tasks(layout, job.name, job.tasks))
+def is_done(layout: RunLayout, job: Job) -> bool:
+    return all(record.state is TaskState.DONE for record in read_tasks(layout, job.name, job.tasks))
 
 
 def failures(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]:
-    """The tasks that have failed and are not started again, with a reason: first those that failed by themselves, then
-    those that failed because of another, each in the order of time.
+    """The tasks that have failed and are not started again: first those that failed by themselves, then those that
+    failed because of another, each in the order of time.
     """
     records = read_records(plan, layout)
     tasks = [(job, index, record) for job in plan.jobs for index, record in enumerate(records[job.name])]
@@ -155,19 +140,21 @@ def failures(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]
 
 
 def reason(record: TaskRecord) -> str:
-    """The full reason why a task ended early."""
     return record.message.strip()
 
 
-def failed(plan: Plan, layout: RunLayout) -> UserError:
-    """The error of a run with failed tasks, with the cause."""
+def failed_tasks_error(plan: Plan, layout: RunLayout) -> UserError:
     broken = failures(plan, layout)
     if not broken:
-        return UserError("tasks could not start", where=layout.root, advice=f"mrt-hpc status {layout.word}")
+        return UserError(
+            "tasks could not start", where=layout.root, advice=Advice("mrt-hpc status {run}", run=layout.root)
+        )
     job, index, record = broken[0]
     return UserError(
         f"{len(broken)} task(s) failed; the first was task {index} of {job.name}:\n{indent(reason(record), '    ')}",
         where=layout.logs,
-        advice=f"mrt-hpc logs {layout.word} {job.role}; {layout.again} continues the run",
+        advice=Advice(
+            "mrt-hpc logs {run} {role}; {again} continues the run", run=layout.root, role=job.role, again=layout.again
+        ),
         exit_code=ExitCode.RETRYABLE,
     )

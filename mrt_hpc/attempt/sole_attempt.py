@@ -1,11 +1,10 @@
-"""At most one job works on a task at a time, also where the queue holds two jobs for it: a submission that was
-interrupted may have left a job that nothing names any more.
+"""At most one job works on a task at a time. The queue may hold two, as an interrupted submission may have left a job
+that nothing names any more.
 
-Each attempt claims its task by a file of its own beside the task's heart: ``trainer.claim-00003`` is the third. The
-file is created exclusively, so of two attempts that begin at once one is refused. The newest claim holds the task until
-its attempt writes that it is over, or until its heart has stood still for long enough. A claim is never removed: an
-attempt that has read an old list of them creates a number that is there already, and is refused. Slurm runs one attempt
-of a job at a time, so a later attempt of the same job does not wait.
+Each attempt claims its task by a file beside the task's heart: ``trainer.claim-00003`` is the third. The file is
+created exclusively, so of two attempts that begin at once one is refused. The newest claim holds the task until its
+attempt writes that it is over, or until its heart has stood still for long enough. Claims are never removed, so that an
+old list of them does no harm. A later attempt of the same job does not wait.
 """
 
 import logging
@@ -16,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from mrt_hpc.attempt.end import job_of
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.attempt.ledger import job_of
+from mrt_hpc.errors import Advice, ExitCode, UserError
 from mrt_hpc.run.atomic import create_text
 from mrt_hpc.run.leases import NO_BEAT, Beat, Heart, read_beat
-from mrt_hpc.run.retries import list_directory, retrying
+from mrt_hpc.run.retries import list_directory, retry_action
 
 if TYPE_CHECKING:
     from mrt_hpc.roles.task.context import Task
@@ -34,8 +33,6 @@ _OVER = ""
 
 
 class TaskClaim(NamedTuple):
-    """A claim on a task."""
-
     number: int
     attempt: str
     beat: Beat
@@ -44,7 +41,7 @@ class TaskClaim(NamedTuple):
 
 @contextmanager
 def sole_attempt(task: "Task") -> Iterator[None]:
-    """Hold a task, and beat for it, during the block. An attempt of another job that is just ending is waited for.
+    """Hold a task, and beat for it, during the block. It waits for an attempt of another job that is just ending.
 
     Raises:
         UserError: an attempt of another job works on the task; nothing is recorded, and this one comes back later.
@@ -53,17 +50,17 @@ def sole_attempt(task: "Task") -> Iterator[None]:
     with task.shutdown.while_waiting():
         last = finished_claim(heart, task.attempt, limit_s)
     if last is None:
-        raise _refused(task)
+        raise _second_job_error(task)
     mine = _path(heart, last.number + 1)
-    if not task.retrying(lambda: create_text(mine, task.attempt), "the claim on the task"):
-        raise _refused(task)
+    if not task.retry(lambda: create_text(mine, task.attempt), "the claim on the task"):
+        raise _second_job_error(task)
     if _is_of_another_job(last, task.attempt) and read_beat(heart) not in (last.beat, NO_BEAT):
-        raise _refused(task)  # it has only stood still
+        raise _second_job_error(task)  # it has only stood still
     with Heart(heart, task.attempt, limit_s) as beating:
         # an attempt that stood still may have counted as over: another has claimed since then
-        newest = beating.beat_and(lambda: task.retrying(lambda: _newest_path(heart), "the claims on the task"))
+        newest = beating.beat_and(lambda: task.retry(lambda: _newest_path(heart), "the claims on the task"))
         if newest != mine:
-            raise _refused(task)
+            raise _second_job_error(task)
         try:
             yield
         finally:
@@ -71,10 +68,9 @@ def sole_attempt(task: "Task") -> Iterator[None]:
 
 
 def finished_claim(heart: Path, attempt: str, limit_s: float) -> TaskClaim | None:
-    """The newest claim on the task of a heart, which holds the task no longer: its attempt is over, its heart has stood
-    still for ``limit_s``, or it is of the same job; None where an attempt of another job works, and goes on for longer.
-
-    An attempt of the local back end belongs to no job: the process that runs the plan sees to it that there is one.
+    """The newest claim on the task of a heart, if it no longer holds the task: its attempt is over, its heart has stood
+    still for ``limit_s``, or it is of the same job. The local back end has no jobs: there the process that runs the
+    plan sees to it that there is one attempt.
     """
     start = changed = time.monotonic()
     before = None
@@ -92,8 +88,8 @@ def finished_claim(heart: Path, attempt: str, limit_s: float) -> TaskClaim | Non
 
 
 def _is_of_another_job(claim: TaskClaim, attempt: str) -> bool:
-    """Whether the claim, or the heart that was seen with it, is of another job: an attempt that was refused leaves a
-    claim that comes after that of the one that works.
+    """Whether the claim, or the heart that was seen with it, is of another job: a refused attempt leaves a claim after
+    that of the one that works.
     """
     return any(job_of(other) not in (None, job_of(attempt)) for other in (claim.attempt, claim.beat.attempt))
 
@@ -102,7 +98,7 @@ def _newest_claim(heart: Path) -> TaskClaim:
     path = _newest_path(heart)
     if path is None:
         return TaskClaim(0, _OVER, NO_BEAT)
-    return TaskClaim(_number(path), retrying(path.read_text, "the claim on the task"), read_beat(heart))
+    return TaskClaim(_number(path), retry_action(path.read_text, "the claim on the task"), read_beat(heart))
 
 
 def _newest_path(heart: Path) -> Path | None:
@@ -126,12 +122,14 @@ def _end(claim: Path, limit_s: float) -> None:
         log.warning("another job for this task waits %g s, because %s keeps its attempt: %s", limit_s, claim, error)
 
 
-def _refused(task: "Task") -> UserError:
+def _second_job_error(task: "Task") -> UserError:
     return UserError(
         f"another job works on task {task.index} of {task.job.name}",
         where=task.layout.root,
         expected="one job for each task; this one does nothing, and comes back later",
-        advice=f"mrt-hpc cancel {task.layout.word}, and mrt-hpc submit RUN; or scancel the job that is too "
-        "many: squeue --me shows both",
+        advice=Advice(
+            "mrt-hpc cancel {run}, and mrt-hpc submit RUN; or scancel the job that is too many: squeue --me shows both",
+            run=task.layout.root,
+        ),
         exit_code=ExitCode.GIVE_BACK,
     )

@@ -1,12 +1,12 @@
-"""``mrt-hpc analyze``: analyses of evaluated samples, each as CSV, PNG and SVG, of samples that are there or are
-generated before.
+"""``mrt-hpc analyze``: analyses of evaluated samples, each as CSV, PNG and SVG; missing samples are generated
+before.
 """
 
 import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +17,13 @@ from click.core import ParameterSource
 from mrt_hpc.analysis.model_samples import Counted, ModelSamples, other_settings
 from mrt_hpc.analysis.paper_results import RESULTS
 from mrt_hpc.cli import options
-from mrt_hpc.cli.options import complete_suite, console_of, print_notes, site_of_command, table_of
-from mrt_hpc.errors import UserError
+from mrt_hpc.cli.completion import complete_suite
+from mrt_hpc.cli.options import site_of_command
+from mrt_hpc.cli.terminal import Terminal, echo, echo_json, print_notes, table_of
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.evaluate.analysed_benchmark import Needs, analysed_benchmark
-from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.recipe.ownership import refuse_to_write
+from mrt_hpc.run.layout import RunLayout, run_path
 
 if TYPE_CHECKING:
     from mrt_hpc.analysis.analysis_files import Analysis, DataTable
@@ -41,8 +44,6 @@ SUITE_HELP = (
 
 @dataclass(frozen=True)
 class Generation:
-    """How the samples that an analysis lacks are generated."""
-
     suite: str
     site: str | None
     overrides: tuple[str, ...]
@@ -51,7 +52,6 @@ class Generation:
     data: Path | None
 
     def options(self) -> list[str]:
-        """Return the options as the user types them."""
         folders = [(name, str(path)) for name, path in (("--results", self.results), ("--data", self.data)) if path]
         changes = [("--set", override) for override in self.overrides]
         named = [("--suite", self.suite), ("--site", self.site), *changes, *folders]
@@ -60,19 +60,19 @@ class Generation:
 
 @dataclass(frozen=True)
 class AnalysisAsked:
-    """The arguments and options that all analyses have."""
+    """The arguments and options of all analyses."""
 
     analysis: str
-    """The name of the command."""
     what: tuple[str, ...]
     out: Path | None
     benchmark: str | None
     generation: Generation | None
-    """None where no suite is named, so that nothing is generated."""
+    """None without a suite, so that nothing is generated."""
+    as_json: bool
 
 
-def analysing(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the arguments and options that all analyses have, as its one positional argument."""
+def add_analysis_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the arguments and options of all analyses as its one positional argument."""
 
     @options.what
     @click.option(
@@ -90,8 +90,9 @@ def analysing(command: Callable[..., None]) -> Callable[..., None]:
     @options.overrides
     @options.results
     @options.data_folder
+    @options.as_json
     @wraps(command)
-    def wrapped(
+    def wrapper(
         what: tuple[str, ...],
         out: Path | None,
         benchmark: str | None,
@@ -100,6 +101,7 @@ def analysing(command: Callable[..., None]) -> Callable[..., None]:
         overrides: tuple[str, ...],
         results: Path,
         data: Path | None,
+        as_json: bool,
         **others: Any,
     ) -> None:
         source = click.get_current_context().get_parameter_source("results")
@@ -109,18 +111,14 @@ def analysing(command: Callable[..., None]) -> Callable[..., None]:
                 "--site, --set, --results and --data belong to the evaluation on a suite: add --suite SUITE"
             )
         generation = None if suite is None else Generation(suite, site, overrides, named, data)
-        command(AnalysisAsked(command.__name__, what, out, benchmark, generation), **others)
+        command(AnalysisAsked(command.__name__, what, out, benchmark, generation, as_json), **others)
 
-    return wrapped
+    return wrapper
 
 
-def generated(analysis: AnalysisAsked, how: Generation, needs: Needs) -> Path | None:
-    """Evaluate models on a benchmark of a suite that has what the analysis needs, and return the directory of the
-    finished evaluation; None while it is queued.
-
-    Raises:
-        UserError: models, suite, site or data are wrong, the evaluation does not suit the analysis, the site refuses,
-            or a task failed.
+def generate_samples(analysis: AnalysisAsked, how: Generation, needs: Needs) -> Path | None:
+    """Evaluate models on a benchmark of a suite that has the samples, and return the finished evaluation; None while it
+    is queued.
     """
     from mrt_hpc.analysis.named_models import models_to_evaluate
     from mrt_hpc.attempt.run_progress import progress
@@ -131,46 +129,40 @@ def generated(analysis: AnalysisAsked, how: Generation, needs: Needs) -> Path | 
 
     asked = models_asked(models_to_evaluate(analysis.what))
     recipe = suiting_recipe(analysis, how, needs, asked)
-    root = options.run_path(recipe.name, None)
+    root = run_path(recipe.name, None)
     layout = RunLayout(root)
-    site = site_of_command(how.site, layout).checked().site
+    site = site_of_command(how.site, layout).ensure_usable().site
     submit_evaluation(recipe, asked.awaited, site, root, listener())
     now = progress(read_plan(layout.plan), layout)
     if now.evaluations_done == now.evaluations:
         return root
-    click.echo(f"{now.evaluations_done} of {now.evaluations} evaluations are done: type the same command again then")
+    echo(f"{now.evaluations_done} of {now.evaluations} evaluations are done: type the same command again then")
     return None
 
 
 def suiting_recipe(analysis: AnalysisAsked, how: Generation, needs: Needs, asked: "ModelsAsked") -> "EvaluationRecipe":
-    """Return the recipe of the evaluation on the one benchmark that the analysis is of.
+    from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe, narrow_to
 
-    Raises:
-        UserError: suite or data are wrong, or the evaluation does not suit the analysis.
-    """
-    from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe, narrowed
-
-    def typed(suite: str | None, benchmark: str) -> str:
-        """Return the command on a suite (None for the same one) and a benchmark, as the user types it."""
+    def typed_command(suite: str | None, benchmark: str) -> str:
+        """As the user types it; None for the same suite."""
         words = (how if suite is None else replace(how, suite=suite)).options()
         return shlex.join(["mrt-hpc", "analyze", analysis.analysis, *analysis.what, *words, "--benchmark", benchmark])
 
     recipe = evaluation_recipe(asked, how.suite, how.overrides, how.results, how.data)
-    return narrowed(recipe, analysed_benchmark(recipe, needs, analysis.benchmark, typed))
+    return narrow_to(recipe, analysed_benchmark(recipe, needs, analysis.benchmark, typed_command))
 
 
 # -- analyses ----------------------------------------------------------------------------------------------------------
 
 
 def _print_paper(context: click.Context, _: click.Parameter, asked: bool) -> None:
-    """Print the figures and tables of the paper with their commands, and end."""
     if not asked or context.resilient_parsing:
         return
 
     shown = table_of("Figures and tables of the paper (arXiv 2503.07572)", "what", "command", "definition")
     for result in RESULTS:
         shown.add_row(f"{result.name}: {result.shows}", result.command or "not here", result.definition)
-    console_of(sys.stdout).print(shown)
+    Terminal(sys.stdout).print(shown)
     context.exit()
 
 
@@ -203,21 +195,16 @@ weigh = click.option("--weighted", is_flag=True, help="Weigh the votes of forced
 
 
 def _budgets(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...]:
-    """The budgets of a text such as ``1024,2048``."""
+    """As in ``1024,2048``."""
     return tuple(map(int, _parts(text, r"0*[1-9]\d*", "1024,2048")))
 
 
 def _accuracies(_: click.Context, __: click.Parameter, text: str | None) -> tuple[float, ...]:
-    """The accuracies of a text such as ``0.3,0.4``."""
+    """As in ``0.3,0.4``."""
     return tuple(map(float, _parts(text, r"0?\.\d*[1-9]\d*|1(\.0*)?", "0.3,0.4")))
 
 
 def _parts(text: str | None, form: str, example: str) -> list[str]:
-    """The parts of a text with commas between them; none where the option was not given.
-
-    Raises:
-        BadParameter: a part has another form.
-    """
     parts = [] if text is None else [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(form, part) for part in parts):
         raise click.BadParameter(f"{text!r} is not of the form {example}")
@@ -231,13 +218,13 @@ count_tokens = click.option(
 )
 
 
-def _counted(models: Sequence[ModelSamples], tokens: Counted | None) -> list[ModelSamples]:
-    """The models with the tokens that the user asked for; None leaves those of their recipe."""
+def _replace_counted(models: Sequence[ModelSamples], tokens: Counted | None) -> list[ModelSamples]:
+    """None leaves the tokens of the models' recipe."""
     return [model if tokens is None else replace(model, counted=tokens) for model in models]
 
 
 @analyze.command(short_help="Normalised regret against the budget of tokens.", epilog=options.WHAT)
-@analysing
+@add_analysis_options
 @click.option("--budgets", metavar="TOKENS,...", callback=_budgets, help="Default: up to the longest trace.")
 @count_tokens
 @click.option(
@@ -264,12 +251,14 @@ def regret(
       mrt-hpc analyze regret runs/mrt-online --budgets 4096,8192,12288,16384
       mrt-hpc analyze regret runs/mrt-online --beyond runs/eval-paper_extrapolation-mrt-online-1a2b3c4d
     """
-    from mrt_hpc.analysis.regret_curves import MEANT, analyse_regret, analyse_regret_beyond, analyse_voting_regret
+    from mrt_hpc.analysis.regret_beyond import analyse_regret_beyond
+    from mrt_hpc.analysis.regret_curves import MEANT, analyse_regret
+    from mrt_hpc.analysis.voting_regret import analyse_voting_regret
 
     def analyse(models: list[ModelSamples]) -> "Analysis":
         if against_voting:
             return analyse_voting_regret(models)
-        counted = _counted(models, tokens)
+        counted = _replace_counted(models, tokens)
         if beyond:
             from mrt_hpc.analysis.named_models import named_models
 
@@ -285,7 +274,7 @@ def regret(
 
 
 @analyze.command(short_help="Votes at each episode against complete samples of equal tokens.", epilog=options.WHAT)
-@analysing
+@add_analysis_options
 @click.option(
     "--margin",
     type=click.FloatRange(0, 100, min_open=True, max_open=True),
@@ -294,7 +283,7 @@ def regret(
 )
 @weigh
 @click.option(
-    "--by-episodes", is_flag=True, help="Curves of the traces of each total number of episodes, in its place."
+    "--by-episodes", is_flag=True, help="Figure 3 of the paper in its place: votes as branches, by total episodes."
 )
 def scaling(asked: AnalysisAsked, margin: float | None, by_episodes: bool, weighted: bool) -> None:
     """Whether thinking pays: votes of answers that are forced at each episode, and votes of complete samples.
@@ -321,7 +310,7 @@ def scaling(asked: AnalysisAsked, margin: float | None, by_episodes: bool, weigh
 
 
 @analyze.command(short_help="Votes of 1 to 10 samples, or attempts, against their tokens.", epilog=options.WHAT)
-@analysing
+@add_analysis_options
 def votes(asked: AnalysisAsked) -> None:
     """maj@k of complete samples against their tokens, k = 1 to 10; of samples in several attempts, these vote.
 
@@ -335,7 +324,7 @@ def votes(asked: AnalysisAsked) -> None:
 
 
 @analyze.command(short_help="How much better the last attempt is than the first one.", epilog=options.WHAT)
-@analysing
+@add_analysis_options
 def attempts(asked: AnalysisAsked) -> None:
     """The last attempt of a sample less the first one: modes history_conditioned and linearised.
 
@@ -349,7 +338,7 @@ def attempts(asked: AnalysisAsked) -> None:
 
 
 @analyze.command(short_help="Mean progress by episode, split by outcome and difficulty.", epilog=options.WHAT)
-@analysing
+@add_analysis_options
 def progress(asked: AnalysisAsked) -> None:
     """Mean progress V(j+1) - V(j) by episode, split by outcome and by how hard the problem is.
 
@@ -364,7 +353,7 @@ def progress(asked: AnalysisAsked) -> None:
 
 
 @analyze.command(short_help="Tokens to a given accuracy, and their ratio between models.", epilog=options.WHAT)
-@analysing
+@add_analysis_options
 @click.option(
     "--accuracy",
     "accuracies",
@@ -384,11 +373,11 @@ def efficiency(asked: AnalysisAsked, accuracies: tuple[float, ...], tokens: Coun
     from mrt_hpc.analysis.efficiency import MEANT, analyse_efficiency
 
     needs = Needs(values=tokens == "all", answers=tokens == "all", boundaries=MEANT)
-    _write(asked, needs, lambda models: analyse_efficiency(_counted(models, tokens), accuracies, seed))
+    _write(asked, needs, lambda models: analyse_efficiency(_replace_counted(models, tokens), accuracies, seed))
 
 
 @analyze.command(short_help="Accuracy past the budget of the training.", epilog=options.WHAT)
-@analysing
+@add_analysis_options
 def extrapolate(asked: AnalysisAsked) -> None:
     """Accuracy against the budget of thinking, past that of the training: evaluations whose mode is extrapolation.
 
@@ -406,40 +395,41 @@ def extrapolate(asked: AnalysisAsked) -> None:
 def _write(
     asked: AnalysisAsked, needs: Needs, analyse: "Callable[[list[ModelSamples]], Analysis]", *, weighted: bool = False
 ) -> None:
-    """Read the models, write the analysis, and print its summary and paths. Where a suite is named, what is not there
-    yet is generated or queued before.
-    """
+    """Where a suite is named, missing samples are generated or queued before."""
     from mrt_hpc.analysis.analysis_files import write_analysis
     from mrt_hpc.analysis.named_models import named_models
 
     what: Sequence[str] = asked.what
     if asked.generation is not None:
-        if (evaluation := generated(asked, asked.generation, needs)) is None:
+        if (evaluation := generate_samples(asked, asked.generation, needs)) is None:
             return
         what = [str(evaluation)]
     named = named_models(what)
+    out = asked.out
+    if out is None:
+        out = refuse_to_write(named[0].run.layout.root, "the same command with --out DIR") / "analysis" / asked.analysis
     if weighted:
         named = [replace(model, run=replace(model.run, likelihoods=True)) for model in named]
     models = _read(named, asked.benchmark)
     analysis = analyse(models)
-    out = asked.out or named[0].run.layout.root / "analysis" / asked.analysis
     out.mkdir(parents=True, exist_ok=True)
     paths = write_analysis(analysis, out)
+    remarks = [*analysis.remarks, *([WEIGHTED] if weighted else []), *other_settings(models[0], models[1:])]
+    if asked.as_json:
+        sentences = {"verdicts": analysis.verdicts, "notes": remarks}
+        tables = [asdict(table) for table in (analysis.summary, *analysis.tables)]
+        echo_json({"benchmark": models[0].benchmark, "tables": tables, **sentences, "files": [*map(str, paths)]})
+        return
     _print_table(f"{analysis.summary.name} on {models[0].benchmark}", analysis.summary)
     for verdict in analysis.verdicts:
-        click.echo(verdict)
-    remarks = [*analysis.remarks, WEIGHTED] if weighted else analysis.remarks
-    print_notes([*remarks, *other_settings(models[0], models[1:])])
+        echo(verdict)
+    print_notes(remarks)
     for path in paths:
-        click.echo(path)
+        echo(path)
 
 
 def _read(named: "Sequence[NamedModel]", benchmark: str | None) -> list[ModelSamples]:
-    """The samples of the models on one benchmark.
-
-    Raises:
-        UserError: it is not said on which, or the models were evaluated on different problems.
-    """
+    """Several benchmarks, or models evaluated on different problems, are refused."""
     from mrt_hpc.analysis.named_models import chosen_benchmarks, read_models, require_same_problems
 
     benchmarks = chosen_benchmarks(named, () if benchmark is None else (benchmark,))
@@ -448,7 +438,7 @@ def _read(named: "Sequence[NamedModel]", benchmark: str | None) -> list[ModelSam
             "the models share several benchmarks, and an analysis is of one",
             where="--benchmark",
             expected=f"one of {', '.join(benchmarks)}",
-            advice=f"--benchmark {benchmarks[0]}",
+            advice=Advice("--benchmark {benchmarks}", benchmarks=benchmarks[0]),
         )
     models = [samples for (samples,) in read_models(named, benchmarks)]
     require_same_problems(models)
@@ -459,4 +449,4 @@ def _print_table(title: str, table: "DataTable") -> None:
     shown = table_of(title, *table.columns)
     for row in table.rows:
         shown.add_row(*map(str, row))
-    console_of(sys.stdout).print(shown)
+    Terminal(sys.stdout).print(shown)

@@ -6,14 +6,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mrt_hpc.cli import options
-from mrt_hpc.cli.options import console_of, table_of
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.cli.terminal import Terminal, echo, table_of
+from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.recipe.find import absolute
 
 if TYPE_CHECKING:
     from mrt_hpc.backends.slurm.site import Container, SlurmSite
@@ -32,7 +34,7 @@ def container() -> None:
 
 
 CPUS, MEMORY_GIB, MINUTES = 4, 16, 120
-"""What a build on a compute node asks for: installing the environment and compressing the image take most of it."""
+"""Of a build on a compute node: installing the environment and compressing the image take most of it."""
 
 
 executable = click.option("--executable", default="apptainer", show_default=True, help="The command of Apptainer.")
@@ -90,30 +92,30 @@ def build(image: Path, force: bool, on_node: bool, site: str | None, **asked: An
     if on_node:
         _build_on_node(site, sys.argv[1:])
         return
-    wanted = ImageAsked(image=image.absolute(), **asked)
-    digest = build_image(wanted, lambda sentence: click.echo(sentence, err=True))
-    click.echo(f"{image}: sha256 {digest}")
-    click.echo(f"next: {_after_build(wanted.kind, image)}")
+    wanted = ImageAsked(image=absolute(image), **asked)
+    digest = build_image(wanted, lambda sentence: echo(sentence, err=True))
+    echo(f"{image}: sha256 {digest}")
+    echo(f"next: {_build_advice(wanted.kind, image)}")
 
 
-def _after_build(kind: str, image: Path) -> str:
+def _build_advice(kind: str, image: Path) -> Advice:
     if kind == "debian":
-        return f"mrt-hpc container build cuda mrt-hpc-cuda.sif --base {image}"
-    return f"mrt-hpc container check {image}, and container: {{image: {image.absolute()}}} in the site profile"
+        return Advice("mrt-hpc container build cuda mrt-hpc-cuda.sif --base {image}", image=image)
+    return Advice(
+        "mrt-hpc container check {image}, and container: {{image: {absolute}}} in the site profile",
+        image=image,
+        absolute=absolute(image),
+    )
 
 
 def _build_on_node(site: str | None, arguments: list[str]) -> None:
-    """Type the same command on a compute node, by srun, whose output comes to this terminal.
-
-    Raises:
-        UserError: Slurm is not here, or the site is no Slurm cluster.
-    """
+    """By srun, whose output comes to this terminal."""
 
     from mrt_hpc.backends.sites import find_site
-    from mrt_hpc.backends.slurm.site import required
+    from mrt_hpc.backends.slurm.site import require_slurm
 
-    profile = required(find_site(site))
-
+    profile = require_slurm(find_site(site))
+    profile.refuse_to_run_here()
     if shutil.which("srun") is None:
         raise UserError("srun was not found", expected="a login node of the cluster", advice="leave out --on-node")
     command = srun_command(profile, [word for word in arguments if word != "--on-node"])
@@ -143,7 +145,7 @@ def check(image: Path | None, site: str | None, executable: str) -> None:
     table = table_of(how.image, "what", "", "seen", "what to type")
     for result in results:
         table.add_row(result.what, "ok" if result.passed else "fails", result.evidence, result.remedy)
-    console_of(sys.stdout).print(table)
+    Terminal(sys.stdout).print(table)
     if not all(result.passed for result in results):
         click.get_current_context().exit(int(ExitCode.FATAL))
 
@@ -170,57 +172,51 @@ def shell(image: Path | None, site: str | None, executable: str) -> None:
 
 
 def _container(image: Path | None, kept: "Container | None", executable: str) -> "Container":
-    """The image that is meant, as a site profile has it.
-
-    Raises:
-        UserError: neither an image nor a site with one is named.
-    """
+    """The image of the command, or of a site profile."""
     from mrt_hpc.backends.slurm.site import Container
 
     if image is not None:
-        return Container(image=str(image.absolute()), executable=executable)
+        return Container(image=str(absolute(image)), executable=executable)
     if kept is None:
         raise UserError(
             "no image is named",
             expected="an image, or a site profile with container.image",
             advice="mrt-hpc container check IMAGE",
         )
+    if kept.command:
+        raise UserError(
+            "this site profile starts its image with words of its own, and this command is for images of Apptainer",
+            value=" ".join(kept.command),
+            where="container.command",
+            advice="mrt-hpc doctor --on-node, which looks into the image on a node",
+        )
     return kept
 
 
 def _profile_with_image(image: Path | None, name: str | None) -> "SlurmSite | None":
-    """The site profile that is named, or the user's default where no image is named either; None where that is no
-    cluster.
-
-    Args:
-        image: the image that the user has named.
-        name: of the profile, or its path.
-
-    Raises:
-        UserError: there is no such profile, or the one that is named is no Slurm cluster.
-    """
+    """The named one, or the user's default where no image is named either; None where that is no cluster."""
     from mrt_hpc.backends.sites import find_site
-    from mrt_hpc.backends.slurm.site import SlurmSite, required
+    from mrt_hpc.backends.slurm.site import SlurmSite, require_slurm
 
     if name is not None:
-        return required(find_site(name))
+        profile = require_slurm(find_site(name))
+        profile.refuse_to_run_here()
+        return profile
     default = find_site(None) if image is None else None
     return default if isinstance(default, SlurmSite) else None
 
 
 def srun_command(site: "SlurmSite", arguments: Sequence[str]) -> list[str]:
-    """The command that runs ``mrt-hpc`` with these arguments on a compute node, after the site's setup lines.
-
-    Args:
-        site: the profile.
-        arguments: of mrt-hpc, without ``--on-node``.
-    """
-    from mrt_hpc.backends.slurm.site import as_word
+    """Runs ``mrt-hpc`` with these arguments, without ``--on-node``, after the site's setup lines."""
+    from mrt_hpc.backends.slurm.site import MemoryRequest, option_word
 
     minutes = min(MINUTES, site.max_time_minutes or MINUTES)
-    asked = {"account": site.account, "qos": site.qos, "partition": site.partitions.cpu, **site.sbatch}
-    options = [as_word(name, value) for name, value in asked.items() if value is not None]
-    memory = [f"--mem={MEMORY_GIB}G"] if site.memory_request else []
+    options = [option_word(name, value) for name, value in site.options("cpu").items()]
+    memory = {
+        MemoryRequest.MEM: [f"--mem={MEMORY_GIB}G"],
+        MemoryRequest.MEM_PER_CPU: [f"--mem-per-cpu={ceil(MEMORY_GIB / CPUS)}G"],
+        MemoryRequest.NONE: [],
+    }[site.memory_request]
     python = shlex.join([site.python or sys.executable, "-m", "mrt_hpc", *arguments])
     script = "\n".join([*site.setup, "export PYTHONSAFEPATH=1", f"exec {python}"])
     return ["srun", *options, *memory, "--ntasks=1", f"--cpus-per-task={CPUS}", f"--time={minutes}",

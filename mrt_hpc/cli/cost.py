@@ -1,7 +1,6 @@
 """``mrt-hpc cost``, and the table of hours by use and role."""
 
 import csv
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -13,23 +12,22 @@ import click
 
 from mrt_hpc.analysis.number_formats import duration
 from mrt_hpc.cli import options
-from mrt_hpc.cli.options import console_of, print_notes
+from mrt_hpc.cli.options import RunPath, RunUse
 from mrt_hpc.cli.status import open_run
-from mrt_hpc.errors import word
+from mrt_hpc.cli.terminal import FittedTable, Terminal, echo, echo_json, print_notes
+from mrt_hpc.errors import Advice
 from mrt_hpc.run.atomic import write_text
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from mrt_hpc.analysis.spending import PointPrice, Spending
     from mrt_hpc.plan.hours import UseHours
 
 QUEUED = "queued"
-"""The word for time in the queue. It is no use, as nothing was allocated."""
+"""Time in the queue is no use, as nothing was allocated."""
 
 
 @click.command(short_help="Show what a run has cost, by role and use.")
-@click.argument("run", type=options.FOLDER)
+@click.argument("run", type=RunPath(RunUse.LOOKS))
 @click.option("--csv", "csv_file", type=options.FILE, help="Also write the hours by role and use to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 def cost(run: Path, csv_file: Path | None, as_json: bool) -> None:
@@ -47,41 +45,38 @@ def cost(run: Path, csv_file: Path | None, as_json: bool) -> None:
     from mrt_hpc.run.family import runs_of
 
     if (members := runs_of(run)) != [run] and csv_file is None:
-        reckonings = {str(member): _reckoned(member) for member in members}
+        reckonings = {str(member): _reckon_run(member) for member in members}
         if as_json:
-            click.echo(json.dumps({name: as_data(of_run) for name, of_run in reckonings.items()}, indent=2))
+            echo_json({name: spending_data(of_run) for name, of_run in reckonings.items()})
             return
         for name, of_run in reckonings.items():
-            click.echo(f"{name}:")
+            echo(f"{name}:")
             _print(of_run, Path(name))
         return
-    reckoned = _reckoned(run)
+    reckoned = _reckon_run(run)
     if csv_file is not None:
         csv_file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(csv_file, as_csv(reckoned.spent))
+        write_text(csv_file, spending_csv(reckoned.spent))
     if as_json:
-        click.echo(json.dumps(as_data(reckoned), indent=2, allow_nan=False))
+        echo_json(spending_data(reckoned))
         return
     _print(reckoned, run)
     if csv_file is not None:
-        click.echo(f"hours by role and use: {csv_file}")
+        echo(f"hours by role and use: {csv_file}")
 
 
 @dataclass(frozen=True)
 class Reckoning:
-    """The reckoning of a run, and what a reader has to know of it."""
-
     spent: "Spending"
     prices: "Sequence[PointPrice]"
     notes: Sequence[str]
 
     @property
-    def of_gpus(self) -> bool:
-        """Whether GPU-hours are shown, and not core-hours."""
+    def counts_gpus(self) -> bool:
         return self.spent.gpu_hours > 0
 
 
-def _reckoned(run: Path) -> Reckoning:
+def _reckon_run(run: Path) -> Reckoning:
     from mrt_hpc.analysis.measures import read_measurements
     from mrt_hpc.analysis.spending import prices, spending
     from mrt_hpc.backends.queued_jobs import accounts
@@ -103,8 +98,8 @@ def _reckoned(run: Path) -> Reckoning:
     return Reckoning(spent, prices(spent, measured.evaluations), (*unread, *measured.unreadable, *spent.notes))
 
 
-def as_csv(spent: "Spending") -> str:
-    """The hours by role and use. The time in the queue has rows of its own, without GPU-hours."""
+def spending_csv(spent: "Spending") -> str:
+    """The time in the queue has rows of its own, without GPU-hours."""
     from mrt_hpc.plan.hours import UseHours
 
     stream = StringIO()
@@ -115,8 +110,7 @@ def as_csv(spent: "Spending") -> str:
     return stream.getvalue()
 
 
-def as_data(reckoned: Reckoning) -> dict[str, Any]:
-    """The numbers for ``--json``."""
+def spending_data(reckoned: Reckoning) -> dict[str, Any]:
     spent = reckoned.spent
     return {
         "source": "accounting" if spent.accounted else "events",
@@ -135,25 +129,24 @@ def _print(reckoned: Reckoning, run: Path) -> None:
 
     spent = reckoned.spent
     if not spent.attempts:
-        click.echo(f"no task of this run has started, so it has cost nothing yet: mrt-hpc status {word(run)}")
+        echo(Advice("no task of this run has started, so it has cost nothing yet: mrt-hpc status {run}", run=run))
         return
-    console_of(sys.stdout).print(hours_table(spent.rows, of_gpus=reckoned.of_gpus))
+    Terminal(sys.stdout).print(hours_table(spent.rows, of_gpus=reckoned.counts_gpus))
     source = "by the cluster's accounting" if spent.accounted else "by the run's own events"
-    click.echo(
+    echo(
         f"{hours_text(spent.gpu_hours, 'GPU')} and {hours_text(spent.core_hours, 'core')} {source}, in "
         f"{len(spent.attempts)} attempt(s) within {duration(spent.wall_seconds)}"
     )
     if spent.queue_hours:
         queued = ", ".join(f"{role} {hours:,.2f} h" for role, hours in spent.queue_hours.items())
-        click.echo(f"time in the queue, all tasks together, not counted above: {queued}")
+        echo(f"time in the queue, all tasks together, not counted above: {queued}")
     for price in reckoned.prices:
-        click.echo(price_text(price, of_gpus=reckoned.of_gpus))
+        echo(price_text(price, of_gpus=reckoned.counts_gpus))
     print_notes(reckoned.notes)
-    click.echo(f"mrt-hpc report {word(run)} writes the report, which has these hours by its events")
+    echo(Advice("the report has these hours by its events: mrt-hpc report {run}", run=run))
 
 
 def price_text(price: "PointPrice", *, of_gpus: bool) -> str:
-    """What a point of accuracy on a benchmark has cost, in a sentence."""
     versions = f"{price.benchmark}, weights version {price.first} to {price.last}: {price.gain:+.1f} points"
     hours, of_what = (price.gpu_hours, "GPU") if of_gpus else (price.core_hours, "core")
     if hours is None:
@@ -165,24 +158,18 @@ def price_text(price: "PointPrice", *, of_gpus: bool) -> str:
 
 
 FEW_HOURS = 10.0
-"""The hours below which a table has more digits after the point."""
+"""Below, a table has more digits after the point."""
 
 
 def hours_text(hours: float, of_what: str) -> str:
-    """Hours of GPUs or cores in words, and minutes below one hour: ``314.00 GPU-hours``, ``5.90 core-minutes``."""
+    """Minutes below one hour: ``314.00 GPU-hours``, ``5.90 core-minutes``."""
     return f"{hours:,.2f} {of_what}-hours" if hours >= 1 or not hours else f"{60 * hours:,.2f} {of_what}-minutes"
 
 
-def hours_table(rows: "Iterable[UseHours]", *, of_gpus: bool, expected: bool = False) -> "Table":
-    """Uses as rows, roles as columns, both sums, and the share of each use; in minutes where all is less than an hour.
-
-    Args:
-        rows: the hours; a role whose hours are all 0 has no column.
-        of_gpus: whether GPU-hours are shown, and not core-hours.
-        expected: whether the hours are an estimate, which the title then says.
+def hours_table(rows: "Iterable[UseHours]", *, of_gpus: bool, expected: bool = False) -> FittedTable:
+    """Uses as rows, roles as columns, with sums and shares; in minutes where all is less than an hour. The title says
+    that ``expected`` hours are an estimate.
     """
-    from rich.table import Table
-
     from mrt_hpc.run.events import Use
 
     rows = list(rows)
@@ -193,7 +180,7 @@ def hours_table(rows: "Iterable[UseHours]", *, of_gpus: bool, expected: bool = F
     uses = sorted({use for role, use in hours if role in roles}, key=list(Use).index)
     whole = sum(hours.values())
     title = f"{'expected ' if expected else ''}{'GPU' if of_gpus else 'core'}-{unit}"
-    table = Table(title=title, title_justify="left", show_footer=True)
+    table = FittedTable(title=title, title_justify="left", show_footer=True)
     table.add_column("use", "all", overflow="fold")
     for role in roles:
         column = sum(hours.get((role, use), 0.0) for use in uses)

@@ -1,18 +1,15 @@
-"""``mrt-hpc data`` fetches, prepares and checks data files, and prints what it has made and found."""
+"""``mrt-hpc data`` fetches, prepares and checks data files; ``mrt-hpc model`` fetches models."""
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from mrt_hpc.cli import options
-from mrt_hpc.cli.options import console_of, table_of
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.cli.terminal import Terminal, echo, echo_json, table_of
+from mrt_hpc.errors import Advice, ExitCode, UserError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,13 +19,12 @@ if TYPE_CHECKING:
 
 
 LISTED = 10
-"""The number of rows that were left out that are listed one by one."""
+"""Rows left out that are listed one by one."""
 SHOWN = 10
-"""The number of findings of one kind that are listed for a file, or for two files."""
+"""Findings of one kind that are listed for a file, or for two files."""
 DOUBTFUL_SHOWN = 5
-"""The number of rows with several boxes that are named."""
+"""Rows with several boxes that are named."""
 SHOWN_CHARS = 100
-"""The number of characters of a text in a list."""
 TITLES = {
     "changed_file": "changed files",
     "bad_line": "bad lines",
@@ -36,13 +32,13 @@ TITLES = {
     "repeated_problem": "repeated problems",
     "similar_problem": "similar problems",
     "unreadable_answer": "unreadable answers",
+    "doubtful_answer": "doubtful answers",
+    "missing_picture": "missing pictures",
     "special_token": "special tokens",
     "shared_problem": "problems in both",
     "shared_similar_problem": "similar problems in both",
 }
-"""The kinds of findings, and how they are named in tables."""
 OF_PAIRS = ("shared_problem", "shared_similar_problem")
-OF_FILES = tuple(kind for kind in TITLES if kind not in OF_PAIRS)
 
 
 @click.group(short_help="Prepare and check data files.")
@@ -85,11 +81,11 @@ def prepare(
     force: bool,
     **columns: Any,
 ) -> None:
-    r"""Write the problems of SOURCE to OUT, one JSON object a line with id, problem and answer.
+    """Write the problems of SOURCE to OUT, one JSON object a line with id, problem and answer.
 
     SOURCE is a file (.jsonl, .json, .parquet or .csv, texts also .gz or .zst), a folder with the files of a data set,
     or a data set of the Hugging Face hub: hub:OWNER/NAME[@REVISION][/SPLIT]. Of a column with whole solutions the
-    answer is the content of the last \boxed{}, or what follows #### in the last line. A column that looks like a part
+    answer is the content of the last \\boxed{}, or what follows #### in the last line. A column that looks like a part
     of the question and is not read is an error. OUT.source.json says where OUT is from, with checksums.
 
     \b
@@ -137,8 +133,9 @@ def check(files: tuple[Path, ...], against: tuple[Path, ...], verifier: str, mod
     """Check each FILE by itself, and each two of them for problems that they share.
 
     Lists lines that are no problems, ids and problems that repeat, problems that stand in two files (also in nearly the
-    same words: 5-grams of words with a Jaccard similarity of at least 0.8), answers that the verifier cannot read,
-    texts that a tokenizer reads as special tokens, and files that have changed since they were prepared. The exit
+    same words: 5-grams of words with a Jaccard similarity of at least 0.8), answers that the verifier cannot read or
+    no ordinary spelling reaches, pictures that problems lack, texts that a tokenizer reads as special tokens, and files
+    that have changed since they were prepared. The exit
     status is 0 if nothing was found, and 2 otherwise.
 
     \b
@@ -189,25 +186,23 @@ def fetch(name: str | None, output: Path | None, listing: bool, drop_bad: bool, 
 
 
 def _print_fetched(fetched: "Prepared") -> None:
-    """Print what was written, where it is from, and what to type next."""
     from mrt_hpc.datasets.conversion import record_file
 
     record, output = fetched.record, fetched.output
     drawn = f", a sample of {record.sampled_of:,} with seed {record.sample_seed}" if record.sampled_of else ""
     kept = f", {record.kept}" if record.kept else ""
-    click.echo(f"{'wrote' if fetched.new else 'there already:'} {output}: {record.problems:,} problems{kept}{drawn}")
+    echo(f"{'wrote' if fetched.new else 'there already:'} {output}: {record.problems:,} problems{kept}{drawn}")
     commit = "" if record.revision is None or record.revision in record.source else f", commit {record.revision}"
-    click.echo(f"  from {record.source}{commit}: {record.rows:,} rows")
+    echo(f"  from {record.source}{commit}: {record.rows:,} rows")
     if record.dropped:
-        click.echo(f"  {record.dropped:,} rows made no problem and were left out")
+        echo(f"  {record.dropped:,} rows made no problem and were left out")
     for row in () if drawn else fetched.dropped[:LISTED]:
-        click.echo(f"    {row.where}: {row.reason}")
-    click.echo(f"  source and checksums: {record_file(output)}")
-    click.echo(f"next: mrt-hpc data check {output}")
+        echo(f"    {row.where}: {row.reason}")
+    echo(f"  source and checksums: {record_file(output)}")
+    echo(Advice("next: mrt-hpc data check {output}", output=output))
 
 
 def _print_list() -> None:
-    """Print the known data sets."""
     from mrt_hpc.datasets.named import SOURCES
 
     counted = ("problems", "of rows")
@@ -218,95 +213,99 @@ def _print_list() -> None:
         place = f"{source.repository}@{source.revision[:8]}"
         counts = (f"{source.problems:,}", f"{source.rows:,}")
         table.add_row(source.name, *counts, source.about, place, source.split, columns)
-    console = console_of(sys.stdout)
-    console.print(table)
-    console.print("next: mrt-hpc data fetch NAME", highlight=False)
+    Terminal(sys.stdout).print(table)
+    echo("next: mrt-hpc data fetch NAME")
 
 
 def print_prepared(prepared: "Prepared") -> None:
-    """Print what was written, from which columns, and which rows were left out."""
     from mrt_hpc.datasets.conversion import record_file
 
     record = prepared.record
     part = f" ({record.config}, {record.split})" if record.split else ""
     revision = f" at {record.revision}" if record.revision else ""
-    click.echo(f"wrote {prepared.output}: {record.problems} problems of {record.rows} rows")
-    click.echo(f"  from {record.source}{part}{revision}: {', '.join(file.name for file in record.files)}")
-    click.echo(
+    echo(f"wrote {prepared.output}: {record.problems} problems of {record.rows} rows")
+    echo(f"  from {record.source}{part}{revision}: {', '.join(file.name for file in record.files)}")
+    echo(
         f"  problem from column {record.columns.problem}, answer from {record.columns.answer}, "
         + (f"id from {record.columns.id}" if record.columns.id else "ids made")
     )
     if record.columns.choices:
-        click.echo(f"  choices from {record.columns.choices}: the answers are letters, for the verifier choice")
+        echo(f"  choices from {record.columns.choices}: the answers are letters, for the verifier choice")
     if prepared.unread:
-        click.echo(f"  not read: {_printable(', '.join(prepared.unread))}")
+        echo(f"  not read: {', '.join(prepared.unread)}")
     if prepared.doubtful:
         shown = ", ".join(prepared.doubtful[:DOUBTFUL_SHOWN])
-        click.echo(
+        echo(
             f"  {len(prepared.doubtful)} solutions box different answers, of which the last is the gold answer: "
-            f"look at {_printable(shown)}"
+            f"look at {shown}"
         )
-    click.echo(f"  its source is written in {record_file(prepared.output)}")
+    echo(f"  its source is written in {record_file(prepared.output)}")
     for row in prepared.dropped:
-        click.echo(f"left out {_printable(row.where)}: {_printable(row.reason)}", err=True)
+        echo(f"left out {row.where}: {row.reason}", err=True)
 
 
 def print_checked(report: "CheckReport", *, as_json: bool) -> None:
-    """Print the findings: as tables of their numbers and lists of the first of each kind, or all as JSON."""
     if as_json:
-        click.echo(json.dumps({"clean": report.clean, **asdict(report)}, indent=2))
+        echo_json({"clean": report.clean, **asdict(report)})
         return
-    console = console_of(sys.stdout)
+    console = Terminal(sys.stdout)
     console.print(_file_table(report))
     if report.compared:
         pairs = _pair_table(report)
-        console.print(pairs if pairs.rows else pairs.title, highlight=False)
+        console.print(pairs if pairs.rows else pairs.title)
     for kind in TITLES:
-        _print_kind(console, report, kind)
-    console.print("nothing was found" if report.clean else f"{len(report.findings)} findings", highlight=False)
+        _print_kind(report, kind)
+    echo("nothing was found" if report.clean else f"{len(report.findings)} findings")
 
 
 def _file_table(report: "CheckReport") -> "Table":
-
-    counted = ("problems", *(TITLES[kind] for kind in OF_FILES))
+    kinds = [kind for kind in TITLES if kind in {finding.kind for finding in report.findings}.difference(OF_PAIRS)]
+    counted = ("problems", *(TITLES[kind] for kind in kinds))
     table = table_of("each file", "file", *counted, right=counted)
     for checked in report.files:
-        counts = [str(len(report.of(kind, checked.file)) or "") for kind in OF_FILES]
-        table.add_row(escape(checked.file), str(checked.problems), *counts)
+        counts = [str(len(report.of(kind, checked.file)) or "") for kind in kinds]
+        table.add_row(checked.file, str(checked.problems), *counts)
     return table
 
 
 def _pair_table(report: "CheckReport") -> "Table":
-    """The pairs that share problems; the title counts all."""
+    """The title counts all pairs."""
 
     counted = [TITLES[kind] for kind in OF_PAIRS]
     table = table_of(None, "file", "other file", *counted, right=counted)
     for first, second in report.compared:
         counts = [len(report.of(kind, first, second)) for kind in OF_PAIRS]
         if any(counts):
-            table.add_row(escape(first), escape(second), *(str(count or "") for count in counts))
+            table.add_row(first, second, *(str(count or "") for count in counts))
     table.title = f"{table.row_count} of {len(report.compared)} pairs of files share problems"
     return table
 
 
-def _print_kind(console: Console, report: "CheckReport", kind: str) -> None:
-    """List the findings of one kind, the first of each file or pair of files."""
+def _print_kind(report: "CheckReport", kind: str) -> None:
+    """The first of each file or pair of files."""
 
     findings = [finding for finding in report.findings if finding.kind == kind]
     for files in dict.fromkeys(finding.files for finding in findings):
         of_files = [finding for finding in findings if finding.files == files]
-        console.print(f"[bold]{TITLES[kind]}:[/] {escape(' and '.join(files))}", highlight=False, soft_wrap=True)
+        echo(f"{TITLES[kind]}: ", "bold", end="")
+        echo(f"{' and '.join(files)}{_share(of_files, report)}")
         for finding in of_files[:SHOWN]:
-            console.print(f"  {escape(_line(finding))}", highlight=False, soft_wrap=True)
+            echo(f"  {_line(finding)}")
         if len(of_files) > SHOWN:
-            console.print(f"  and {len(of_files) - SHOWN} more; --json shows all", highlight=False)
+            echo(f"  and {len(of_files) - SHOWN} more; --json shows all")
+
+
+def _share(findings: "list[Finding]", report: "CheckReport") -> str:
+    """How many problems of one file have findings, and their share."""
+    named = {place for finding in findings for place in finding.places if place.line}
+    problems = sum(file.problems for file in report.files if (file.file,) == findings[0].files)
+    return f": {len(named)} of {problems} problems, {len(named) / problems:.1%}" if named and problems else ""
 
 
 def _line(finding: "Finding") -> str:
-    """The places of a finding, and what was found."""
     places = ", ".join(_place(place) for place in finding.places if place.line)
     overlap = f"overlap {finding.overlap:.2f}" if finding.overlap is not None else ""
-    return _printable("; ".join(filter(None, (places, overlap, _cut(finding.detail)))))
+    return "; ".join(filter(None, (places, overlap, " ".join(_cut(finding.detail).split("\n")))))
 
 
 def _place(place: "Place") -> str:
@@ -317,7 +316,46 @@ def _cut(text: str) -> str:
     return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 3] + "..."
 
 
-def _printable(text: str) -> str:
-    """A text that any terminal can show: halves of characters and control characters are written as escapes."""
-    plain = text.encode("utf-8", "backslashreplace").decode()
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
+@click.group(short_help="Fetch models from the Hugging Face hub.")
+def model() -> None:
+    """Fetch models from the Hugging Face hub, as compute nodes have no network.
+
+    \b
+    Examples:
+      mrt-hpc model fetch deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B
+    """
+
+
+@model.command("fetch", short_help="Fetch a model into the hub's cache.")
+@click.argument("name", metavar="OWNER/NAME[@REVISION]")
+@click.option(
+    "--cache",
+    type=options.FOLDER,
+    help="The hub's cache. Default: that of HF_HUB_CACHE or HF_HOME, else ~/.cache/huggingface/hub.",
+)
+def fetch_from_hub(name: str, cache: Path | None) -> None:
+    """Fetch the model OWNER/NAME into the hub's cache, where recipes find it as hub:OWNER/NAME.
+
+    Only configuration, tokenizer and safetensors are fetched. Each file is compared with the hub's checksum. REVISION
+    is a branch, a tag or a commit; the commit that it means now is kept. After an interruption the same command
+    fetches the files that are missing. Type it on a node with network access, and put the cache on a filesystem that
+    the compute nodes share.
+
+    \b
+    Examples:
+      mrt-hpc model fetch deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B
+      mrt-hpc model fetch agentica-org/DeepScaleR-1.5B-Preview --cache /shared/me/hub
+    """
+    from mrt_hpc.hub import fetch_model
+    from mrt_hpc.recipe.hub_models import HubModel, cache_directory
+
+    place, asked = None if cache is None else cache.expanduser().absolute(), HubModel.of(name)
+    directory = fetch_model(asked, place)
+    pinned = HubModel(asked.repository, directory.name).text
+    sizes = [path.stat().st_size for path in directory.iterdir()]
+    echo(f"fetched {pinned}: {len(sizes)} files, {sum(sizes) / 1e9:,.2f} GB, all checksums hold")
+    echo(f"  directory: {directory}")
+    echo(f'  in a recipe: model: {{type: hugging_face, path: "hub:{pinned}"}}')
+    if place is not None and place != cache_directory():
+        echo(f"  before plan, submit and eval, type: export HF_HUB_CACHE={place}")
+    echo(Advice("next: mrt-hpc plan RECIPE --set model.path=hub:{text}", text=asked.text))

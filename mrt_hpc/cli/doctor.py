@@ -1,6 +1,5 @@
 """``mrt-hpc doctor``: check that a run can start, before it is submitted."""
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -8,21 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.markup import escape
+from rich.text import Text
 
 from mrt_hpc.cli import options
-from mrt_hpc.cli.options import console_of, site_of_command
+from mrt_hpc.cli.options import site_of_command
+from mrt_hpc.cli.terminal import Terminal, echo, echo_json, table_of
 from mrt_hpc.cluster.doctor.checks import CheckResult, CheckVerdict
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import Advice, ExitCode, UserError
 from mrt_hpc.recipe.find import RECIPES, find
-from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.layout import RunLayout, run_path
 
 if TYPE_CHECKING:
     from mrt_hpc.backends.sites import ChosenSite
     from mrt_hpc.cluster.doctor.situation import Situation
 
 COLOURS = {"fails": "red", "doubtful": "yellow", "not checked": "dim", "ok": "green"}
-"""The colours of the verdicts, in the order in which they are printed."""
+"""In the order in which verdicts are printed."""
 
 
 @click.command(short_help="Check that a run can start here.")
@@ -66,41 +66,37 @@ def doctor(
     """
     from mrt_hpc.cluster.doctor.diagnosis import can_start, diagnose
     from mrt_hpc.cluster.doctor.situation import situation_of
-    from mrt_hpc.plan.compile import check_segments
+    from mrt_hpc.plan.site_limits import check_segments
     from mrt_hpc.recipe.load import load_recipe
 
     recipe = None if recipe_name is None else load_recipe(find(RECIPES, recipe_name), overrides)
     if recipe is not None:
         check_segments(recipe)
-    root = options.run_path(recipe.name if recipe else "doctor", run)
+    root = run_path(recipe.name if recipe else "doctor", run)
     chosen = site_of_command(site, RunLayout(root))
     situation = situation_of(chosen.site, recipe, root)
     if on_node:
-        situation = _with_nodes(situation, wait_minutes * 60)
-    results = [*_of_choice(chosen), *diagnose(situation)]
+        situation = _add_node_answers(situation, wait_minutes * 60)
+    results = [*_choice_results(chosen), *diagnose(situation)]
     if as_json:
         checks = [asdict(result) for result in results]
-        click.echo(json.dumps({"can_start": can_start(results), "checks": checks}, indent=2))
+        echo_json({"can_start": can_start(results), "checks": checks})
     else:
         print_checks(results, everything=everything)
-        click.echo(_conclusion(results, site, recipe_name, run, asked=on_node or situation.slurm is None))
+        echo(_conclusion(results, site, recipe_name, run, asked=on_node or situation.slurm is None))
     if not can_start(results):
         click.get_current_context().exit(int(ExitCode.FATAL))
 
 
-def _of_choice(chosen: "ChosenSite") -> Iterator[CheckResult]:
+def _choice_results(chosen: "ChosenSite") -> Iterator[CheckResult]:
     """Why the tasks may not run on this machine, where nothing names it."""
 
     if (error := chosen.refusal()) is not None:
         yield CheckResult("site", CheckVerdict.FAILS, error.evidence, str(error.advice))
 
 
-def _with_nodes(situation: "Situation", wait_s: float) -> "Situation":
-    """The same with the answers of the nodes.
-
-    Raises:
-        UserError: the site is no Slurm cluster.
-    """
+def _add_node_answers(situation: "Situation", wait_s: float) -> "Situation":
+    """The same with the answers of a Slurm cluster's nodes."""
 
     from mrt_hpc.cluster.doctor.on_node import ask_nodes
 
@@ -108,51 +104,48 @@ def _with_nodes(situation: "Situation", wait_s: float) -> "Situation":
         raise UserError(
             "this site has no nodes to ask", where="--on-node", advice="mrt-hpc doctor --site SITE --on-node"
         )
-    return replace(situation, answers=ask_nodes(situation, wait_s, lambda sentence: click.echo(sentence, err=True)))
+    return replace(situation, answers=ask_nodes(situation, wait_s, lambda sentence: echo(sentence, err=True)))
 
 
 def print_checks(results: Sequence[CheckResult], *, everything: bool) -> None:
-    """Print the checks, the worst verdict first: as a table on a terminal; elsewhere a line for each check, and one for
-    its remedy. Those that are ok are printed with ``everything`` alone.
+    """The worst verdict first: as a table on a terminal; elsewhere a line for each check, and one for its remedy. Those
+    that are ok need ``everything``.
     """
     sorted_by_verdict = sorted(results, key=lambda result: [*COLOURS].index(result.verdict))
     shown = [result for result in sorted_by_verdict if everything or result.verdict is not CheckVerdict.OK]
     if shown:
         _print_table(shown)
     if len(shown) < len(results):
-        click.echo("What is ok is printed with --all.")
+        echo("What is ok is printed with --all.")
 
 
 def _print_table(results: Sequence[CheckResult]) -> None:
-    from rich.table import Table
-
     if not sys.stdout.isatty():
         for result in results:
-            click.echo(f"{result.verdict}: {result.check}: {result.evidence}")
+            echo(f"{result.verdict}: {result.check}: {result.evidence}")
             if result.remedy:
-                click.echo(f"  next: {result.remedy}")
+                echo(f"  next: {result.remedy}")
         return
-    table = Table("verdict", "what was seen, and what to do")
+    table = table_of(None, "verdict", "what was seen, and what to do")
     for result in results:
-        seen = f"[bold]{escape(result.check)}:[/] {escape(result.evidence)}"
-        remedy = f"\n[bold]next:[/] {escape(result.remedy)}" if result.remedy else ""
-        colour = COLOURS[result.verdict]
-        table.add_row(f"[{colour}]{result.verdict}[/]", seen + remedy)
-    console_of(sys.stdout).print(table)
+        seen = Text.assemble((f"{result.check}: ", "bold"), result.evidence)
+        if result.remedy:
+            seen.append_text(Text.assemble(("\nnext: ", "bold"), result.remedy))
+        table.add_row(Text(result.verdict, COLOURS[result.verdict]), seen)
+    Terminal(sys.stdout).print(table)
 
 
 def _conclusion(
     results: Sequence[CheckResult], site: str | None, recipe: str | None, run: Path | None, *, asked: bool
 ) -> str:
-    """How many checks failed, and what to type next."""
-
     counts = {verdict: sum(result.verdict is verdict for result in results) for verdict in CheckVerdict}
     counted = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    place = f" --site {site}" if site else ""
-    where = f" --run {run}" if run else ""
+    place = [*(["--site", site] if site else []), *(["--run", run] if run else [])]
     if counts[CheckVerdict.FAILS]:
         return f"{counted}: a run cannot start. Do what stands below failed checks, then type the same command again."
     if not asked:
-        more = f"mrt-hpc doctor{place}{f' --recipe {recipe}' if recipe else ''}{where} --on-node"
+        options = [*(["--recipe", recipe] if recipe else []), *place, "--on-node"]
+        more = Advice("mrt-hpc doctor {options}", options=options)
         return f"{counted}: a run can start. To ask compute nodes too, type {more}"
-    return f"{counted}: a run can start. Type mrt-hpc submit {recipe or 'quickstart'}{place}{where}"
+    submit = Advice("mrt-hpc submit {words}", words=[recipe or "quickstart", *place])
+    return f"{counted}: a run can start. Type {submit}"

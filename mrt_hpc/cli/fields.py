@@ -1,16 +1,14 @@
 """``mrt-hpc fields``: the fields of recipes and site profiles, in a terminal and as the pages of docs/reference."""
 
 import re
-import shlex
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-import click
-
-from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.cli.terminal import echo, echo_json
+from mrt_hpc.errors import Advice, UserError, nearest
 from mrt_hpc.recipe.field_docs import DocumentedField, documented_fields, sections_with_own_classes, tag_of
 from mrt_hpc.recipe.load import EXTENDS
 from mrt_hpc.recipe.schema import Recipe
@@ -22,12 +20,12 @@ EXTENDS_MEANS = """The path or the name of another recipe, of which this one say
 field by field, lists and single values replace, and a section of another type replaces the whole section."""
 INDENT = "    "
 WIDEST = 110
-"""The maximum number of columns of a line: longer lines are hard to read."""
+"""Longer lines are hard to read."""
 
 
 OTHER_NAMES: dict[str, str] = {
     "sampling.problems_per_iteration": "batch_size train_batch_size generation_batch_size",
-    "sampling.rollouts_per_problem": "n num_generations rollouts_per_example batch_size",
+    "sampling.rollouts_per_problem": "n num_generations rollouts_per_example group_size batch_size",
     "sampling.max_tokens": "max_completion_length max_response_length",
     "sampling.max_prompt_tokens": "max_prompt_length",
     "training.optimizer_steps_per_iteration": "mini_batch_size ppo_mini_batch_size steps_per_generation num_iterations "
@@ -42,7 +40,7 @@ OTHER_NAMES: dict[str, str] = {
     "training.clip_low": "epsilon cliprange clip_ratio clip_ratio_low",
     "training.clip_high": "epsilon epsilon_high cliprange clip_higher clip_ratio clip_ratio_high",
     "training.kl_coefficient": "beta kl_coef kl_loss_coef use_kl_loss",
-    "training.importance_cap": "vllm_importance_sampling_cap",
+    "training.importance_cap": "vllm_importance_sampling_cap vllm_importance_sampling_clip_max",
     "training.zero_stage": "fsdp_config lora lora_rank peft_config",
     "training.offload_optimizer": "fsdp_config lora lora_rank peft_config",
     "training.sequence_parallel": "ulysses_sequence_parallel_size",
@@ -52,7 +50,7 @@ OTHER_NAMES: dict[str, str] = {
     "algorithm[grpo].divide_by_std": "scale_rewards",
     "schedule.iterations": "max_steps total_epochs",
     "schedule.coupling": "vllm_mode hybrid_engine",
-    "schedule.max_staleness": "max_async_level",
+    "schedule.max_staleness": "max_async_level max_off_policy_steps",
     "serving.tensor_parallel": "tensor_parallel_size vllm_tensor_parallel_size tensor_model_parallel_size",
     "serving.gpu_memory_utilization": "vllm_gpu_memory_utilization",
     "serving.dtype": "dtype",
@@ -66,16 +64,20 @@ OTHER_NAMES: dict[str, str] = {
     "tracking.wandb": "report_to logger",
     "tracking.tensorboard": "report_to logger",
 }
-"""What TRL, verl and prime-rl call each field, or that to which it is nearest; docs/coming-from.md has them, too."""
+"""The names of TRL, verl and prime-rl for each field, or the nearest one; docs/coming-from.md has them, too."""
+
+
+NOT_HERE = frozenset({"lora", "lora_rank", "peft_config"})
+"""Names that fit no field."""
 
 
 def recipe_fields() -> list[DocumentedField]:
-    """Every field of a recipe; ``extends`` is resolved before the rest is checked."""
+    """``extends`` is left out: it is resolved before the rest is checked."""
     return [DocumentedField(EXTENDS, "text", "null", EXTENDS_MEANS.replace("\n", " ")), *documented_fields(Recipe)]
 
 
 def site_fields() -> list[DocumentedField]:
-    """Every field of a site profile: those of all kinds, and those of each kind, which say so."""
+    """Of all kinds of sites, and of each kind, which say so."""
     kinds_in_words = f"{', '.join(SITES.built_in)}, or module:Class"
     fields = documented_fields(SiteSettings)
     common = [replace(field, values=kinds_in_words) if field.name == "type" else field for field in fields]
@@ -88,36 +90,25 @@ def site_fields() -> list[DocumentedField]:
 KINDS: dict[str, Callable[[], list[DocumentedField]]] = {"recipe": recipe_fields, "site": site_fields}
 
 
-def print_fields(words: tuple[str, ...]) -> None:
-    """Print fields with their values, defaults and meanings.
-
-    Args:
-        words: the kind of file, or none for a recipe; then the field below which to look, or none for all.
-
-    Raises:
-        UserError: there is no such field.
-    """
+def print_fields(words: tuple[str, ...], *, as_json: bool = False) -> None:
+    """``words``: the kind of file, or none for a recipe; then the field below which to look, or none for all."""
     kind, *asked = words if words[:1] and words[0] in KINDS else ("recipe", *words)
     fields = KINDS[kind]()
     for name in asked:
-        fields = fields_of_own_class(kind, name) if ":" in name else _within(kind, fields, name)
+        fields = fields_of_own_class(kind, name) if ":" in name else _find_fields(kind, fields, name)
+    if as_json:
+        echo_json([asdict(field) for field in fields])
+        return
     width = min(shutil.get_terminal_size().columns, WIDEST)
     for field in fields:
-        click.secho(field.name, bold=True)
+        echo(field.name, "bold")
         for line in _lines(field, width):
-            click.echo(line)
+            echo(line)
 
 
 def fields_of_own_class(kind: str, asked: str) -> list[DocumentedField]:
-    """The fields of a class of the user's own.
-
-    Args:
-        kind: recipe or site.
-        asked: the class, as in ``my_method:LastEpisode``; its section may stand before it, as in
-            ``algorithm.my_method:LastEpisode``, and one of its fields behind it.
-
-    Raises:
-        UserError: there is no such class or field.
+    """``kind`` is recipe or site; ``asked`` as ``my_method:LastEpisode``, also with its section before it, as
+    ``algorithm.my_method:LastEpisode``, and one of its fields behind it.
     """
     module, _, behind = re.sub(r"[\[\]]", ".", asked).replace("..", ".").strip(".").partition(":")
     called, _, field = behind.partition(".")
@@ -128,21 +119,19 @@ def fields_of_own_class(kind: str, asked: str) -> list[DocumentedField]:
     name = f"{module.removeprefix(section).strip('.')}:{called}"
     found, own = own_class(name, {section: registries[section]} if section in registries else registries)
     whole = f"{found}[{name}]" if found else name
-    return _within(kind, documented_fields(own, f"{whole}."), f"{whole}.{field}".rstrip("."))
+    return _find_fields(kind, documented_fields(own, f"{whole}."), f"{whole}.{field}".rstrip("."))
 
 
-def _within(kind: str, fields: list[DocumentedField], asked: str) -> list[DocumentedField]:
-    """The fields of this name and below it; else those that other trainers call so, and those whose name holds it.
-
-    Raises:
-        UserError: there is none.
-    """
+def _find_fields(kind: str, fields: list[DocumentedField], asked: str) -> list[DocumentedField]:
+    """This name and below it; else the names of other trainers, and names that hold it."""
     if below := [field for field in fields if field.is_within(asked)]:
         return below
     word = asked.lower().replace("-", "_").rpartition(".")[2]
     other = [ours for ours, theirs in OTHER_NAMES.items() if kind == "recipe" and word in theirs.split()]
     if found := [field for name in other for field in fields if field.name == name]:
-        click.echo(f"{asked} of other trainers is {', '.join(other)} here, or nearest to it:")
+        ours = ", ".join(other)
+        there = f"not here, and nearest to it is {ours}" if word in NOT_HERE else f"{ours} here, or nearest to it"
+        echo(f"{asked} of other trainers is {there}:", err=True)
     found += [field for field in fields if asked in field.name and field not in found]
     if found:
         return found
@@ -152,24 +141,23 @@ def _within(kind: str, fields: list[DocumentedField], asked: str) -> list[Docume
         f"a {kind} has no such field",
         value=asked,
         expected=f"{guess} is the nearest" if guess else "a field, a part of its name, or its name in another trainer",
-        advice=f"mrt-hpc fields {kind} {shlex.quote(guess)} (all: mrt-hpc fields {kind})"
+        advice=Advice("mrt-hpc fields {kind} {guess} (all: mrt-hpc fields {kind})", kind=kind, guess=guess)
         if guess
-        else f"mrt-hpc fields {kind}",
+        else Advice("mrt-hpc fields {kind}", kind=kind),
     )
 
 
 def _lines(field: DocumentedField, width: int) -> Iterator[str]:
-    """The values that a field takes, and its meaning."""
     default = "required" if field.default is None else f"default {field.default}"
     takes = default if field.values == field.default else f"{field.values}; {default}"
     for text in (takes, field.text):
-        yield from _wrapped(text, width, INDENT)
+        yield from _wrap_lines(text, width, INDENT)
     for choice in field.choices:
-        yield from _wrapped(f"{choice.value}: {choice.text}", width, INDENT * 2)
+        yield from _wrap_lines(f"{choice.value}: {choice.text}", width, INDENT * 2)
 
 
-def _wrapped(text: str, width: int, indent: str) -> list[str]:
-    """The lines of a text, without the marks of code in docstrings."""
+def _wrap_lines(text: str, width: int, indent: str) -> list[str]:
+    """Without the marks of code in docstrings."""
     plain = text.replace("`", "")
     return textwrap.wrap(plain, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
@@ -191,13 +179,9 @@ _CODE = re.compile(r"(``?[^`]+``?)")
 
 
 def write_reference(folder: Path) -> list[Path]:
-    """Write a page for recipes and one for site profiles, and return their paths.
-
-    Raises:
-        UserError: the folder is not there.
-    """
+    """Returns the paths of both pages."""
     if not folder.is_dir():
-        raise UserError("there is no such folder", value=str(folder), advice=f"mkdir -p {folder}")
+        raise UserError("there is no such folder", value=str(folder), advice=Advice("mkdir -p {folder}", folder=folder))
     pages = {folder / name: text for name, text in reference_pages().items()}
     for path, text in pages.items():
         write_text(path, text)
@@ -205,7 +189,6 @@ def write_reference(folder: Path) -> list[Path]:
 
 
 def reference_pages() -> dict[str, str]:
-    """Return the text of each page by the name of its file."""
     recipe, site = recipe_fields(), site_fields()
     return {
         "recipe.md": _page("recipe", "Fields of a recipe", recipe),
@@ -219,44 +202,39 @@ def _page(kind: str, title: str, fields: Iterable[DocumentedField]) -> str:
 
 
 def _sections(fields: list[DocumentedField]) -> Iterator[str]:
-    """The fields that have no fields below them, then the sections, each with its fields."""
+    """First fields without fields below them, then the sections."""
     by_section: dict[str, list[DocumentedField]] = {}
     for field in fields:
         by_section.setdefault(re.split(r"[.\[]", field.name)[0], []).append(field)
     alone = [group[0] for group in by_section.values() if len(group) == 1]
-    yield from (f"## {TOP}", "", *_table(alone), "")
+    yield from (f"## {TOP}", "", *_list(alone), "")
     for name, (whole, *below) in by_section.items():
         if below:
-            takes = "" if whole.values == "a section" else f" It is {_escaped(whole.values)}."
-            yield from (f"## {name}", "", f"{_escaped(whole.text)}{takes}", "", *_table(below), "")
+            takes = "" if whole.values == "a section" else f" It is {_escape_cell(whole.values)}."
+            yield from (f"## {name}", "", f"{_escape_cell(whole.text)}{takes}", "", *_list(below), "")
 
 
-def _table(fields: Iterable[DocumentedField]) -> Iterator[str]:
-    yield "| field | values | default | meaning |"
-    yield "|---|---|---|---|"
+def _list(fields: Iterable[DocumentedField]) -> Iterator[str]:
+    """Each field with its values and default, and below them its meaning and that of each of its choices."""
     for field in fields:
         if field.text:  # the type of a section, which its name shows, has no words of its own
-            yield f"| {_code(field.name)} | {_escaped(field.values)} | {_default(field)} | {_meaning(field)} |"
-
-
-def _meaning(field: DocumentedField) -> str:
-    """The meaning of a field, and of each of its choices."""
-    return "<br>".join([_escaped(field.text), *(f"{_code(c.value)}: {_escaped(c.text)}" for c in field.choices)])
+            yield f"- **{_code(field.name)}**: {_escape_cell(field.values)}; {_default(field)}<br>"
+            yield f"  {_escape_cell(field.text)}"
+            yield from (f"    - {_code(choice.value)}: {_escape_cell(choice.text)}" for choice in field.choices)
 
 
 def _default(field: DocumentedField) -> str:
     if field.default is None:
         return "required"
-    return "its fields' defaults" if field.default == "see below" else _code(field.default)
+    return "default: those of its fields" if field.default == "see below" else f"default {_code(field.default)}"
 
 
 def _code(text: str) -> str:
-    """A code span in the cell of a table."""
-    return f"`{text.replace('|', chr(92) + '|')}`"
+    return f"`{text}`"
 
 
-def _escaped(text: str) -> str:
-    """A text in the cell of a table: code spans with single backticks, and everything else as it stands."""
+def _escape_cell(text: str) -> str:
+    """A text of a page: code spans with single backticks, and everything else as it stands."""
     return "".join(_code(part.strip("`")) if part.startswith("`") else _plain(part) for part in _CODE.split(text))
 
 

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mrt_hpc.attempt.python_look import fields_without_gpus
 from mrt_hpc.cli import options
+from mrt_hpc.cli.terminal import echo
 from mrt_hpc.cluster.filesystems import Filesystem
 from mrt_hpc.cluster.login_node import LoginNode, look_at_login_node
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import Advice, UserError, visible
+from mrt_hpc.recipe.find import absolute
 
 if TYPE_CHECKING:
     from mrt_hpc.backends.slurm.survey import Survey
@@ -35,8 +38,8 @@ def init(name: str | None, yes: bool, image: str | None, output: Path | None, fo
     """Look at the cluster, and write a site profile NAME with the reason beside each value.
 
     Asks what Slurm does not say, and where there is a choice. NAME is the cluster's own name unless it is given. The
-    profile is a text file: change it as you like. It becomes the site of all your commands; the line `site:` of
-    ~/.config/mrt-hpc/settings.yaml names another, and so does the variable MRT_HPC_SITE.
+    profile is a text file: change it as you like. It becomes the site of all your commands, unless --output names a
+    file. The line `site:` of ~/.config/mrt-hpc/settings.yaml names another, and so does the variable MRT_HPC_SITE.
 
     \b
     Examples:
@@ -51,48 +54,46 @@ def init(name: str | None, yes: bool, image: str | None, output: Path | None, fo
 
     before, surveyed, node = read_settings().site, survey(), look_at_login_node()
     name = site_name(name, surveyed)
-    path = profile_path(name) if output is None else output.absolute()
+    path = profile_path(name) if output is None else absolute(output)
     if not force:
         refuse_existing(path)
     wishes = Wishes(name, image=_whole(image), **wished)
-    answered = _answered(surveyed, node, wishes, yes=yes)
+    answered = _answer_questions(surveyed, node, wishes, yes=yes)
     write_profile(path, surveyed, node, answered, force=force)
     _print_seen(surveyed, node)
-    click.echo(f"wrote {path}")
+    echo(f"wrote {path}")
     for question in open_questions(surveyed, node, answered):
-        click.echo(f"still open: {question.text}.")
-        click.echo(f"  next: write it into the profile, or type the command again with {question.option} VALUE --force")
-    site = name if output is None else str(path)
-    write_default_site(site)
-    _print_default(site, before)
-    _print_next(node)
+        echo(f"still open: {question.text}.")
+        echo(f"  next: write it into the profile, or type the command again with {question.option} VALUE --force")
+    if output is None:
+        write_default_site(name)
+        _print_default(name, before)
+    _print_next(node, None if output is None else path)
 
 
-def _answered(surveyed: "Survey", node: LoginNode, wishes: "Wishes", *, yes: bool) -> "Wishes":
-    """The wishes, with answers to all questions: the proposed ones with ``--yes``, else the user's.
-
-    Raises:
-        UserError: there are questions, and no terminal to ask at.
-    """
-    from mrt_hpc.cluster.questions import open_questions, with_proposals
+def _answer_questions(surveyed: "Survey", node: LoginNode, wishes: "Wishes", *, yes: bool) -> "Wishes":
+    """With ``--yes`` the proposed answers, else the user's at a terminal."""
+    from mrt_hpc.cluster.questions import open_questions, take_proposals
 
     if yes:
-        return with_proposals(surveyed, node, wishes)
+        return take_proposals(surveyed, node, wishes)
     while questions := open_questions(surveyed, node, wishes):
         question = questions[0]
         if not _is_terminal():
             raise UserError(
                 f"this has to be asked, and there is no terminal: {question.text}",
                 expected=f"one of {', '.join(question.choices)}" if question.choices else None,
-                advice=f"add {question.option} VALUE, or --yes to take the proposed value of everything",
+                advice=Advice(
+                    "add {option} VALUE, or --yes to take the proposed value of everything", option=question.option
+                ),
             )
-        wishes = wishes.with_answer(question, _answer(question))
+        wishes = wishes.take_answer(question, _answer(question))
     return wishes
 
 
 def _whole(image: str | None) -> str | None:
-    """The path of an image as the profile needs it, which is read from every folder."""
-    return None if image is None else str(Path(image).expanduser().absolute())
+    """The profile is read from every folder."""
+    return None if image is None else str(absolute(Path(image).expanduser()))
 
 
 def _is_terminal() -> bool:
@@ -100,43 +101,54 @@ def _is_terminal() -> bool:
 
 
 def _answer(question: "Question") -> str:
-    """Ask at the terminal. An empty answer to a free question leaves the value out."""
+    """An empty answer to a free question leaves the value out."""
     if question.choices:
-        answer: str = click.prompt(question.text, type=click.Choice(question.choices), default=question.proposed)
+        answer: str = click.prompt(
+            visible(question.text), type=click.Choice(question.choices), default=question.proposal
+        )
         return answer
-    free: str = click.prompt(f"{question.text}; empty to leave it out", default="", show_default=False)
+    free: str = click.prompt(f"{visible(question.text)}; empty to leave it out", default="", show_default=False)
     return free
 
 
 def _print_seen(surveyed: "Survey", node: LoginNode) -> None:
-    """Print what could not be seen, and where runs may lie."""
     for problem in dict.fromkeys(surveyed.problems.values()):
         commands = [command.split(" format=")[0] for command, reason in surveyed.problems.items() if reason == problem]
-        click.echo(f"not seen: {problem} ({'; '.join(commands)})")
+        echo(f"not seen: {problem} ({'; '.join(commands)})")
     if node.filesystems:
-        click.echo("folders for runs, the best first:")
+        echo("folders for runs, the best first:")
     best = node.place_for_runs
     for disk in sorted(node.filesystems, key=lambda disk: disk is not best):
-        click.echo(f"  {disk.path}: {'shared' if disk.is_shared else 'not known to be shared'}, {disk.in_words()}")
+        echo(f"  {disk.path}: {'shared' if disk.is_shared else 'not known to be shared'}, {disk.facts_text()}")
 
 
 def _print_default(site: str, before: str | None) -> None:
-    """Print that the profile is the user's default now, and how to change that."""
     from mrt_hpc.backends.sites import VARIABLE, settings_file
 
     was = f" (it was {before})" if before not in (None, site) else ""
-    click.echo(f"all your commands take the site {site} now{was}: it is the line `site:` of {settings_file()}")
-    click.echo(f"  another one: --site SITE for one command, {VARIABLE}=SITE for a shell; `local` is this machine")
+    echo(f"all your commands take the site {site} now{was}: it is the line `site:` of {settings_file()}")
+    echo(f"  another one: --site SITE for one command, {VARIABLE}=SITE for a shell; `local` is this machine")
     if named := os.environ.get(VARIABLE):
-        click.echo(f"  this shell has {VARIABLE}={named}, which stands above that line: unset {VARIABLE}")
+        echo(f"  this shell has {VARIABLE}={named}, which stands above that line: unset {VARIABLE}")
 
 
-def _print_next(node: LoginNode) -> None:
-    """Print what to type next."""
+def _print_next(node: LoginNode, profile: Path | None) -> None:
+    """A profile in a file of its own applies only to commands that name it; servers of a Python that samples on GPUs
+    only need one.
+    """
+    from mrt_hpc.backends.sites import find_site
+    from mrt_hpc.recipe.find import RECIPES, find
+    from mrt_hpc.recipe.load import load_recipe
+
     run = _runs(node.place_for_runs) / "quickstart-slurm"
-    click.echo("next:")
-    click.echo(f"  mrt-hpc doctor --recipe quickstart --run {run} --on-node")
-    click.echo(f"  mrt-hpc submit quickstart --run {run}")
+    quickstart = load_recipe(find(RECIPES, "quickstart"))
+    site = [] if profile is None else ["--site", profile]
+    on_gpus_only = find_site(None if profile is None else str(profile)).backend().samples_on_gpus_only()
+    sets = [word for field in fields_without_gpus(quickstart) if on_gpus_only for word in ("--set", f"{field}=1")]
+    options = ["--run", run, *site, *sets]
+    echo("next:")
+    echo(Advice("  mrt-hpc doctor --recipe quickstart {options} --on-node", options=options))
+    echo(Advice("  mrt-hpc submit quickstart {options}", options=options))
 
 
 def _runs(place: Filesystem | None) -> Path:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.cli import options
+from mrt_hpc.cli.terminal import echo, echo_json
 from mrt_hpc.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ WHY = {
     "timed_out": "judging it took longer than grading.time_limit_s",
     "malformed": "it cannot be read",
 }
-"""Statuses of a verdict in words, but for the usual one."""
+"""Statuses in words, but for the usual one."""
 
 
 @click.command(short_help="Say whether an answer is right, and why.")
@@ -27,7 +28,8 @@ WHY = {
 @click.argument("gold")
 @options.option_recipe
 @options.overrides
-def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...]) -> None:
+@options.as_json
+def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Judge ANSWER by the gold answer GOLD, as a run does: with the verifier, the rule of extraction and the limits
     of --recipe, or with those that a recipe has by default. Quote both for the shell.
 
@@ -42,35 +44,48 @@ def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...]) -> N
     """
     import asyncio
 
-    from mrt_hpc.cli.submit import asked_for
+    from mrt_hpc.api import resolve_request
     from mrt_hpc.domains.grader_queue import GraderPool
     from mrt_hpc.domains.verifiers import MathVerifier
 
-    loaded, _ = asked_for(recipe, overrides, data=None, run=None)
+    loaded, _ = resolve_request(recipe, overrides, shape=None, data=None, run=None)
     verifier, grading = _verifier(loaded), loaded.grading
-    found, how = extracted(verifier, answer, loaded.prompt.thought_end)
+    found, how = find_answer(verifier, answer, loaded.prompt.thought_end)
     pool_of = partial(GraderPool, time_limit_s=grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib)
     with pool_of(verifier) as pool:
         (verdict,) = asyncio.run(pool.grade([(found, gold)], log_failures=False))
-        click.echo(f"verifier: {verifier.type}, {verifier.model_dump(mode='json', exclude={'type'}) or 'no fields'}")
-        click.echo(f"answer:   {found!r}, {how}" if found is not None else f"answer:   none, {how}")
-        if found not in (None, answer) and (end := loaded.prompt.thought_end) and end not in answer:
-            click.echo(f"          A run finds no answer in a completion that does not end its thought with {end}.")
-        for side, text in (("read as", found), ("gold", gold)):
-            if text is not None:
-                click.echo(f"{side + ':':<9} {reading(verifier, text, pool)}")
-    why = f": {WHY[verdict.status]}" if verdict.status in WHY else ""
-    if not verdict.reward and isinstance(verifier, MathVerifier) and verifier.strict:
+        sides = {"read as": found, "gold": gold}
+        read = {
+            side: reading_text(verifier, text, pool, is_gold=side == "gold")
+            for side, text in sides.items()
+            if text is not None
+        }
+    is_right, why = bool(verdict.reward), WHY.get(verdict.status, "")
+    if not is_right and isinstance(verifier, MathVerifier) and verifier.strict:
         with pool_of(verifier.model_copy(update={"strict": False})) as pool:
             (lenient,) = asyncio.run(pool.grade([(found, gold)], log_failures=False))
-        why = ": its value is right, and grading.strict asks for an evaluated number" if lenient.reward else why
-    click.secho(f"verdict:  {'right' if verdict.reward else 'wrong'}{why}", fg="green" if verdict.reward else "red")
+        why = "its value is right, and grading.strict asks for an evaluated number" if lenient.reward else why
+    if as_json:
+        facts = {"answer": found, "found": how, "read_as": read.get("read as"), "gold_read_as": read["gold"]}
+        echo_json(
+            {"right": bool(verdict.reward), "why": why, "error": verdict.error, "verifier": verifier.type, **facts}
+        )
+        return
+    echo(f"verifier: {verifier.type}, {verifier.model_dump(mode='json', exclude={'type'}) or 'no fields'}")
+    echo(f"answer:   {found!r}, {how}" if found is not None else f"answer:   none, {how}")
+    if found not in (None, answer) and (end := loaded.prompt.thought_end) and end not in answer:
+        echo(f"          A run finds no answer in a completion that does not end its thought with {end}.")
+    for side, words in read.items():
+        echo(f"{side + ':':<9} {words}")
+    echo(
+        f"verdict:  {'right' if verdict.reward else 'wrong'}{why and f': {why}'}", "green" if verdict.reward else "red"
+    )
     if verdict.error is not None:
-        click.echo(f"error:    {verdict.error}")
+        echo(f"error:    {verdict.error}")
 
 
 def _verifier(recipe: "Recipe | EvaluationRecipe") -> "Verifier":
-    """The verifier of the training problems, or else of the first benchmark."""
+    """Of the training problems, or else of the first benchmark."""
     from mrt_hpc.domains.verifiers import verifiers_of
 
     if not (found := verifiers_of(recipe)):
@@ -80,8 +95,8 @@ def _verifier(recipe: "Recipe | EvaluationRecipe") -> "Verifier":
     return found[0]
 
 
-def extracted(verifier: "Verifier", text: str, thought_end: str) -> tuple[str | None, str]:
-    """The answer in a text, and how it was found; a text without a box and without a thought is an answer alone."""
+def find_answer(verifier: "Verifier", text: str, thought_end: str) -> tuple[str | None, str]:
+    """The answer, and how it was found; a text without a box and without a thought is an answer alone."""
     from mrt_hpc.domains.extraction import THOUGHT_END
 
     thinks = bool(thought_end) and thought_end in text
@@ -93,7 +108,7 @@ def extracted(verifier: "Verifier", text: str, thought_end: str) -> tuple[str | 
     return text, "as it was typed: it has no box, so it is taken for the answer alone"
 
 
-def reading(verifier: "Verifier", text: str, pool: "GraderPool") -> str:
+def reading_text(verifier: "Verifier", text: str, pool: "GraderPool", *, is_gold: bool) -> str:
     """How the verifier reads one side, in words."""
     from mrt_hpc.domains.math.numbers import read_quantity
     from mrt_hpc.domains.verifiers import ChoiceVerifier, MathVerifier
@@ -103,6 +118,12 @@ def reading(verifier: "Verifier", text: str, pool: "GraderPool") -> str:
         return f"choice {letter}" if letter else f"no choice from A on of {verifier.choices}"
     if isinstance(verifier, MathVerifier) and (number := read_quantity(text)) is not None:
         return f"the number {number.number.value}{''.join(f' {unit}' for unit in sorted(number.units))}"
-    if not pool.readable_all([text])[0]:
+    try:
+        readable = pool.readable_all([text])[0]
+    except UserError as error:
+        if is_gold:
+            raise
+        return f"unreadable, as the verifier raises an error: {error.where}"
+    if not readable:
         return "unreadable"
     return "an expression, which math-verify compares" if isinstance(verifier, MathVerifier) else f"the text {text!r}"

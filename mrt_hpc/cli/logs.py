@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.cli import options
-from mrt_hpc.cli.options import RUN
+from mrt_hpc.cli.options import RunPath, RunUse
 from mrt_hpc.cli.status import open_run
-from mrt_hpc.errors import UserError, word
+from mrt_hpc.cli.terminal import echo
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import wait_until
 
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
     from mrt_hpc.view.snapshot_reader import QueueLooks
 
 READ_EVERY_S = 1.0
-"""The seconds between two looks at the logs."""
+"""Between two looks at the logs."""
 LOOK_EVERY_S = 5.0
-"""The seconds between two looks at the records of tasks, which say whether the run goes on."""
+"""Between two looks at the records of tasks, which say whether the run goes on."""
 
 
 @click.command(short_help="Show the logs of a run.")
-@click.argument("run", type=RUN)
+@click.argument("run", type=RunPath(RunUse.LOOKS))
 @click.argument("role", required=False, type=click.Choice(options.ROLES))
 @click.option(
     "-n", "--lines", type=click.IntRange(min=1), default=30, show_default=True, help="Lines from the end of each log."
@@ -52,28 +53,31 @@ def logs(run: Path, role: str | None, lines: int, everything: bool, server: bool
     if follow:
         _follow(run, role, lines)
         return
-    from mrt_hpc.attempt.run_progress import written
-    from mrt_hpc.view.logs import log_files
+    from mrt_hpc.attempt.run_progress import write_time
+    from mrt_hpc.view.logs import AT_ONCE, log_files, tail
 
     layout, _ = open_run(run)
-    found = [log for log in log_files(layout, role) if log.path.stat().st_size]
-    paths = sorted((log.path for log in found if log.is_own is not server), key=written)
+    faults: list[str] = []
+    found = [log for log in log_files(layout, role, faults) if log.path.stat().st_size]
+    for fault in faults:
+        echo(fault, err=True)
+    paths = sorted((log.path for log in found if log.is_own is not server), key=write_time)
     if not paths:
-        others = f"mrt-hpc logs {' '.join(filter(None, (word(run), role)))}{'' if server else ' --server'}"
+        words = [run, *([role] if role else []), *([] if server else ["--server"])]
+        others = Advice("mrt-hpc logs {words}", words=words)
         raise UserError(
-            "the run has no such log yet",
+            "no such log can be read" if faults else "the run has no such log yet",
             where=layout.logs,
             value=role,
-            advice=others if found else f"mrt-hpc status {word(run)}",
+            advice=others if found else Advice("mrt-hpc explain {run}", run=run),
         )
     for path in paths if everything else paths[-1:]:
-        click.secho(f"==> {path}", bold=True)
-        with path.open(errors="replace") as stream:
-            click.echo("".join(deque(stream, maxlen=lines)), nl=False)
+        echo(f"==> {path}", "bold")
+        echo("".join(deque(tail(path, AT_ONCE).splitlines(keepends=True), maxlen=lines)), end="")
 
 
 def _follow(run: Path, role: str | None, lines: int) -> None:
-    """Print what is written to the logs until the run has ended, or the user stops reading."""
+    """Until the run has ended, or the user stops reading."""
     from mrt_hpc.view.logs import LogFollower
     from mrt_hpc.view.run_look import end_in_words
     from mrt_hpc.view.snapshot_reader import QueueLooks
@@ -85,14 +89,12 @@ def _follow(run: Path, role: str | None, lines: int) -> None:
         try:
             wait_until(reading.is_over, reason="the end of the run", deadline_s=inf, longest_pause_s=READ_EVERY_S)
         except KeyboardInterrupt:
-            click.echo(f"the run was not touched; to read on: mrt-hpc logs {word(run)} --follow", err=True)
+            echo(Advice("the run was not touched; to read on: mrt-hpc logs {run} --follow", run=run), err=True)
             return
-    click.echo(end_in_words(layout, reading.look.state), err=True)
+    echo(end_in_words(layout, reading.look.state), err=True)
 
 
 class _Reading:
-    """The logs of a run while it goes on."""
-
     def __init__(self, layout: RunLayout, plan: "Plan", follower: "LogFollower", queues: "QueueLooks") -> None:
         self.layout, self.plan, self.follower, self.queues = layout, plan, follower, queues
         self.look = self._look()
@@ -101,18 +103,19 @@ class _Reading:
     def _look(self) -> "RunLook":
         from mrt_hpc.view.run_look import RunLook
 
-        return RunLook.at(self.layout, self.plan, self.queues.latest())
+        return RunLook.load_records(self.layout, self.plan, self.queues.latest())
 
     def print_failure(self, role: str | None) -> None:
-        """Print why the first task has failed, and the last traceback in its logs."""
         from mrt_hpc.view.explain import failure_text
 
+        for fault in self.look.unread_logs:
+            echo(fault, err=True)
         if (text := failure_text(self.look, role)) is not None:
-            click.secho(text, fg="red")
+            echo(text, "red")
 
     def is_over(self) -> bool:
-        """Print the new lines, and return whether the run has ended and all is printed."""
-        ended = self.look.ended
+        """Prints the new lines."""
+        ended = self.look.has_ended
         self._print(self.follower.new_lines())
         if ended:
             self._print(self.follower.last_lines())
@@ -126,4 +129,5 @@ class _Reading:
         for line in lines:
             records = self.look.records.get(line.log.job, ())
             attempt = records[line.log.index].attempt if line.log.index < len(records) else ""
-            click.echo(f"{click.style(line.log.prefix(attempt), fg='cyan')}{line.text}")
+            echo(line.log.prefix(attempt), "cyan", end="")
+            echo(line.text)

@@ -1,29 +1,33 @@
 """The ``mrt-hpc`` command. Every command imports what it needs when it runs, so that help and plan answer at once."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import mrt_hpc
 from mrt_hpc.cli import options
 from mrt_hpc.cli.analyze import analyze
+from mrt_hpc.cli.command_group import CommandGroup
+from mrt_hpc.cli.completion import complete_fields, complete_suite
 from mrt_hpc.cli.container import container
 from mrt_hpc.cli.cost import cost
-from mrt_hpc.cli.data import data
+from mrt_hpc.cli.data import data, model
 from mrt_hpc.cli.doctor import doctor
 from mrt_hpc.cli.init import init
 from mrt_hpc.cli.judge import judge
-from mrt_hpc.cli.life import cancel, clean, extend, fork, sync
+from mrt_hpc.cli.life import cancel, clean, fork, sync
 from mrt_hpc.cli.logs import logs
-from mrt_hpc.cli.models import model
-from mrt_hpc.cli.models import serve as serve_recipe
-from mrt_hpc.cli.options import RUN, CommandGroup, complete_fields, complete_run, complete_suite
+from mrt_hpc.cli.options import RunName, RunPath, RunUse
 from mrt_hpc.cli.printed_traces import traces
-from mrt_hpc.cli.recipes import check, recipes, validate
+from mrt_hpc.cli.recipes import check, recipes
 from mrt_hpc.cli.status import explain, report, runs, status
-from mrt_hpc.errors import UserError
-from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.cli.terminal import echo
+from mrt_hpc.errors import Advice, UserError
+from mrt_hpc.run.layout import RunLayout, run_path
+
+if TYPE_CHECKING:
+    from mrt_hpc.run.family import Axis
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -48,79 +52,55 @@ def main() -> None:
 
 
 @main.command(short_help="Show what a recipe would submit.")
-@options.recipe_or_run
+@options.recipes_or_run(RunUse.LOOKS)
 @options.site
 @options.overrides
+@options.shape
 @options.data_folder
 @options.run_directory
+@options.sweep
 @click.option("--sbatch", "show_sbatch", is_flag=True, help="Print the exact sbatch texts; job ids are placeholders.")
 @click.option("--json", "as_json", is_flag=True, help="Jobs, expected hours and memory as one JSON object.")
-def plan(**typed: Any) -> None:
+def plan(
+    what: list[Path], axes: "list[Axis]", site: str | None, *, show_sbatch: bool, as_json: bool, **typed: Any
+) -> None:
     """Print the jobs of RECIPE (or of RUN, as it is) without submitting them: arrays, dependencies, resources,
-    GPU-hours, and memory by role.
+    GPU-hours, and memory by role. Of several recipes, or with --sweep, print the jobs and hours of the whole family.
 
     \b
     Examples:
       mrt-hpc plan mrt_online
       mrt-hpc plan mrt_online --site mycluster --sbatch
+      mrt-hpc plan mrt_online --shape one_gpu
       mrt-hpc plan mrt_online --set schedule.iterations_per_job=62
+      mrt-hpc plan grpo mrt_online_look_ahead --sweep seed=0..4
     """
     from mrt_hpc.cli.plan import print_plan
+    from mrt_hpc.cli.submit import plan_sweep
+    from mrt_hpc.cli.sweep_plan import print_sweep
 
-    print_plan(**typed)
-
-
-@main.command(short_help="Start a vLLM server that runs may attach to.")
-@options.recipe
-@options.here
-@options.overrides
-@click.option("--model", type=options.FOLDER, help="Directory of the weights to begin with.")
-@click.option(
-    "--key-file",
-    type=options.FILE,
-    default=Path("runs/server.key"),
-    show_default=True,
-    help="Where the server's key goes; only you can read it.",
-)
-@click.option("--listen", help="http://HOST:PORT for tasks on other nodes; without it a Unix socket on this node.")
-@click.option("--log", type=options.FILE, default=Path("runs/server.log"), show_default=True)
-def serve(recipe: Path, site: str | None, overrides: tuple[str, ...], **typed: Any) -> None:
-    """Serve the policy of RECIPE on this machine until you interrupt it, for inference tasks that name it in
-    `serving.attach`.
-
-    A run that attaches loads its own weights into the server, and checks that they have arrived.
-
-    \b
-    Examples:
-      mrt-hpc serve mrt_online
-      mrt-hpc serve quickstart --model runs/quickstart/weights/v000000
-    """
-    from mrt_hpc.backends.sites import refuse_work_here
-    from mrt_hpc.recipe.load import load_recipe
-
-    refuse_work_here(site)
-    serve_recipe(load_recipe(recipe, overrides), **typed)
+    if (axes or len(what) > 1) and show_sbatch:
+        raise click.UsageError("--sbatch prints the texts of one run: name one recipe, and leave --sweep out")
+    if axes or len(what) > 1:
+        print_sweep(plan_sweep(what, axes, **typed), site, as_json=as_json)
+    else:
+        print_plan(what[0], site, show_sbatch=show_sbatch, as_json=as_json, **typed)
 
 
 @main.command("submit", short_help="Run a recipe, here or on Slurm; or continue a run.")
-@options.recipe_or_run
+@options.recipes_or_run(RunUse.WRITES)
 @options.site
 @options.overrides
+@options.shape
 @options.data_folder
 @options.run_directory
-@click.option(
-    "--sweep",
-    multiple=True,
-    metavar="FIELD=VALUES",
-    help="A run for each value, as in seed=0..4 or algorithm.alpha=0.5,1,2, in one directory. Repeatable, for each "
-    "combination.",
-)
+@options.sweep
 @click.option(
     "--at-once",
     type=click.IntRange(1),
     help="Runs of a sweep that go side by side; on this machine they go one after the other. Default: all.",
 )
-def submit_recipe(recipe: Path, sweep: tuple[str, ...], at_once: int | None, **typed: Any) -> None:
+def submit_recipe(what: list[Path], axes: "list[Axis]", at_once: int | None, site: str | None, **typed: Any) -> None:
     """Run RECIPE at a site: a Slurm cluster, or this machine. Or continue RUN, a run directory.
 
     `mrt-hpc init` describes a cluster, and makes it the site of all your commands. A run that is continued stays where
@@ -129,7 +109,8 @@ def submit_recipe(recipe: Path, sweep: tuple[str, ...], at_once: int | None, **t
     RUN has its recipe, its site and the values of --set, so its directory is all that its continuation needs. Finished
     results stay. `mrt-hpc resume RUN` is the same command.
 
-    --sweep makes a family: a directory with a run for each combination of values. Each is a run like any other;
+    --sweep makes a family: a directory with a run for each combination of values. So do several recipes, each of which
+    is run with each of these values. Each is a run like any other; `plan` says before what all of them take, and
     `submit`, `status`, `explain`, `cost`, `cancel`, `compare` and `report` take the directory of the family too.
 
     \b
@@ -139,21 +120,21 @@ def submit_recipe(recipe: Path, sweep: tuple[str, ...], at_once: int | None, **t
       mrt-hpc submit quickstart --site local
       mrt-hpc submit runs/quickstart
       mrt-hpc submit quickstart --sweep seed=0..2 --sweep algorithm.alpha=0.5,1
+      mrt-hpc submit grpo mrt_online_look_ahead --sweep seed=0..4 --at-once 2
     """
-    from mrt_hpc.cli.submit import submit, submit_sweep
-    from mrt_hpc.run.family import Axis, Family
+    from mrt_hpc.cli.submit import plan_sweep, submit, submit_sweep
 
-    if sweep:
-        submit_sweep(recipe, family=Family(tuple(map(Axis.of, sweep)), at_once), **typed)
+    if axes or len(what) > 1:
+        submit_sweep(plan_sweep(what, axes, **typed), site, at_once)
     else:
-        submit(recipe, **typed)
+        submit(what[0], site, **typed)
 
 
 main.add_command(submit_recipe, "resume")
 
 
 @main.command("eval", short_help="Evaluate models or weights versions on a suite.")
-@click.argument("models", nargs=-1, required=True, metavar="MODEL_OR_RUN...", shell_complete=complete_run)
+@click.argument("models", nargs=-1, required=True, metavar="MODEL_OR_RUN...", type=RunName(RunUse.COPIES))
 @click.option(
     "--suite", required=True, shell_complete=complete_suite, help="The suite: a path, or a name in recipes/suites."
 )
@@ -192,18 +173,18 @@ def evaluate(
 
     asked = models_asked(models)
     recipe = evaluation_recipe(asked, suite, overrides, results, data)
-    root = options.run_path(recipe.name, run)
+    root = run_path(recipe.name, run)
     chosen = options.site_of_command(site, RunLayout(root))
     if plan_only:
         refuse_lost_models(recipe, root)
         print_whole(evaluation_plan(recipe, chosen.site), recipe, chosen, RunLayout(root), "eval")
         return
-    submit_evaluation(recipe, asked.awaited, chosen.checked().site, root, listener())
-    click.echo(f"run directory: {root}")
+    submit_evaluation(recipe, asked.awaited, chosen.ensure_usable().site, root, listener())
+    echo(f"run directory: {root}")
 
 
 @main.command(short_help="Judge stored samples again with today's grader.")
-@click.argument("runs", nargs=-1, required=True, type=RUN, metavar="RUN...")
+@click.argument("runs", nargs=-1, required=True, type=RunPath(RunUse.WRITES), metavar="RUN...")
 @options.here
 def regrade(runs: tuple[Path, ...], site: str | None) -> None:
     """Judge the samples of the evaluations of RUN again on this machine, without generating anything, and show which
@@ -221,7 +202,7 @@ def regrade(runs: tuple[Path, ...], site: str | None) -> None:
 
 
 @main.command(short_help="Compare models or recipes problem by problem.", epilog=options.WHAT)
-@click.argument("what", nargs=-1, metavar="[WHAT]...", shell_complete=complete_run)
+@click.argument("what", nargs=-1, metavar="[WHAT]...", type=RunName(RunUse.LOOKS))
 @options.arms
 @click.option(
     "--benchmark", "benchmarks", multiple=True, metavar="NAME", help="Repeatable. Default: all that the models share."
@@ -246,6 +227,7 @@ def regrade(runs: tuple[Path, ...], site: str | None) -> None:
 @click.option("--csv", type=options.FILE, help="Also write the numbers to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 @click.option("--published", is_flag=True, help="Print the published results of MRT beside.")
+@click.option("--paired", is_flag=True, help="Compare arms seed by seed, whose runs of one seed began alike.")
 @options.trust
 def compare(what: tuple[str, ...], arms: tuple[str, ...], **asked: Any) -> None:
     """Compare evaluated models, or arms of several training seeds, with the first one named, paired by problem.
@@ -271,8 +253,11 @@ def compare(what: tuple[str, ...], arms: tuple[str, ...], **asked: Any) -> None:
 
 @main.command(short_help="List the fields of a recipe or a site profile.")
 @click.argument("words", nargs=-1, metavar="[recipe|site] [FIELD]", shell_complete=complete_fields)
-@click.option("--markdown", type=RUN, metavar="DIRECTORY", help="Write all of them to pages in this folder instead.")
-def fields(words: tuple[str, ...], markdown: Path | None) -> None:
+@click.option(
+    "--markdown", type=options.FOLDER, metavar="DIRECTORY", help="Write all of them to pages in this folder instead."
+)
+@options.as_json
+def fields(words: tuple[str, ...], markdown: Path | None, as_json: bool) -> None:
     """List the fields of a recipe (or a site profile), with values, defaults and meanings: all, those of one section,
     those whose name holds a word, or those that TRL, verl or prime-rl call by another name.
 
@@ -289,17 +274,17 @@ def fields(words: tuple[str, ...], markdown: Path | None) -> None:
     from mrt_hpc.cli.fields import print_fields, write_reference
 
     if markdown is None:
-        print_fields(words)
+        print_fields(words, as_json=as_json)
         return
     if words:
-        advice = f"mrt-hpc fields --markdown {markdown}"
+        advice = Advice("mrt-hpc fields --markdown {markdown}", markdown=markdown)
         raise UserError("the pages hold all fields", value=" ".join(words), advice=advice)
     for path in write_reference(markdown):
-        click.echo(f"written: {path}")
+        echo(f"written: {path}")
 
 
 for command in (
-    analyze, cancel, check, clean, container, cost, data, doctor, explain, extend, fork, init, judge, logs, model,
-    recipes, report, runs, status, sync, traces, validate,
+    analyze, cancel, check, clean, container, cost, data, doctor, explain, fork, init, judge, logs, model,
+    recipes, report, runs, status, sync, traces,
 ):  # fmt: skip
     main.add_command(command)

@@ -1,192 +1,100 @@
-"""The options that several commands share, what a shell completes for them, and the group that shows errors."""
+"""The options and arguments that several commands share."""
 
-import errno
 import os
-import re
-import shlex
-import sys
-from collections.abc import Collection, Iterable, Iterator
-from io import TextIOWrapper
+from collections.abc import Callable, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
-from rich.console import Console
 
-from mrt_hpc.attempt.python_look import light_installation
-from mrt_hpc.errors import ExitCode, UserError, in_a_line, nearest, word
-from mrt_hpc.recipe.find import RECIPES, SITES, SUITES, Kind, expanded, find, known_names
-from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.retries import FULL, error_number, shortage
+from mrt_hpc.cli.completion import (
+    complete_override,
+    complete_recipe,
+    complete_recipe_or_run,
+    complete_run,
+    complete_shape,
+    complete_site,
+    runs_beginning,
+)
+from mrt_hpc.cli.terminal import echo
+from mrt_hpc.errors import Advice, UserError, nearest, word
+from mrt_hpc.recipe.find import RECIPES, expand_home, find, known_names
+from mrt_hpc.recipe.ownership import refuse_to_write
+from mrt_hpc.run.layout import RunLayout, new_run_directory
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from mrt_hpc.backends.sites import ChosenSite
-
-
-# -- completion --------------------------------------------------------------------------------------------------------
-# What the shell offers after TAB. Nothing here raises: an error in the middle of a command line would only be noise.
-
-
-RUNS = Path("runs")
-"""The folder in which submissions make run directories by default."""
-INDICES = 100
-"""The most tasks of a job that are offered."""
-
-
-def _named(kind: Kind, incomplete: str, *more: str) -> list[CompletionItem]:
-    """The names of files of a kind, and any file."""
-    names = [*more, *known_names(kind)]
-    return [
-        CompletionItem(incomplete, type="file"),
-        *(CompletionItem(name) for name in names if name.startswith(incomplete)),
-    ]
-
-
-def complete_recipe(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of recipes, and files."""
-    return _named(RECIPES, incomplete)
-
-
-def complete_recipe_or_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of recipes, run directories, and files."""
-    runs = map(CompletionItem, runs_beginning(incomplete))
-    return [*complete_recipe(ctx, param, incomplete), *runs]
-
-
-def complete_site(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of site profiles, and files."""
-
-    return _named(SITES, incomplete, "local")
-
-
-def complete_suite(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of suites, and files."""
-
-    return _named(SUITES, incomplete)
-
-
-def complete_run(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Run directories in ``runs``, and in the folder that was typed so far; and any folder."""
-    return [CompletionItem(incomplete, type="dir"), *(CompletionItem(run) for run in runs_beginning(incomplete))]
-
-
-def runs_beginning(incomplete: str) -> list[str]:
-    """The run directories whose paths begin with a text, as they would be typed."""
-    typed = Path(incomplete)
-    folder = typed if incomplete.endswith("/") else typed.parent
-    runs = {str(run) for place in (RUNS, folder.expanduser()) for run in _runs_in(place)}
-    return sorted(run for run in runs if run.startswith(incomplete))
-
-
-def _runs_in(folder: Path) -> Iterator[Path]:
-    try:
-        yield from (plan.parent for plan in folder.glob("*/plan.json"))
-    except OSError:
-        return
-
-
-class RunPath(click.Path):
-    """A run directory."""
-
-    def __init__(self) -> None:
-        super().__init__(path_type=Path, file_okay=False)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Run directories, and any folder."""
-        return complete_run(ctx, param, incomplete)
-
-
-RUN = RunPath()
-
-
-def complete_task(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The jobs of the run that was typed before, and tasks of one after its name and ``[``."""
-    from mrt_hpc.plan.jobs import read_plan
-
-    try:
-        plan = read_plan(Path(ctx.params["run"]) / "plan.json")
-    except (UserError, KeyError, TypeError):
-        return []
-    job_name = incomplete.partition("[")[0]
-    if "[" not in incomplete:
-        return _beginning((job.name for job in plan.jobs), incomplete)
-    tasks = (f"{job.name}[{n}]" for job in plan.jobs if job.name == job_name for n in range(min(job.tasks, INDICES)))
-    return _beginning(tasks, incomplete)
-
-
-def complete_override(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of fields for ``--set``, each with its equals sign; nothing once a value is being typed."""
-    if "=" in incomplete:
-        return []
-    return _beginning((f"{name}=" for name in _recipe_fields()), incomplete)
-
-
-def complete_fields(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Kinds of files, sections and fields, for ``mrt-hpc fields``."""
-    names = _recipe_fields()
-    sections = {name.partition(".")[0] for name in names}
-    return _beginning(["recipe", "site", *sorted(sections), *names], incomplete)
-
-
-def _recipe_fields() -> list[str]:
-    """Dotted names of the fields of a recipe, without the types of sections, as an override takes them."""
-    from mrt_hpc.cli.fields import recipe_fields
-
-    return list(dict.fromkeys(re.sub(r"\[\w+\]", "", field.name) for field in recipe_fields()))
-
-
-def _beginning(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(name) for name in dict.fromkeys(names) if name.startswith(incomplete)]
-
-
-# -- options and arguments ---------------------------------------------------------------------------------------------
-
+    from mrt_hpc.run.family import Axis
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 ROLES = ["prepare", "inference", "trainer", "colocated", "evaluation", "report"]
+WHAT = (
+    "WHAT is a run, or an evaluation on its own: RUN@VERSION is a weights version by its number, or the first or last "
+    "that its recipe evaluates; RUN is the last; EVALDIR is all models of an evaluation, EVALDIR@NAME one of them. "
+    "Runs and evaluations may be mixed."
+)
+"""For the help of commands that read samples."""
+
+
+class RunUse(StrEnum):
+    LOOKS = "looks"
+    """It reads the run, and takes nothing of it to another place."""
+    COPIES = "copies"
+    """It takes files of the run into another run."""
+    WRITES = "writes"
+    """It changes the run, its jobs or its processes: the run must be this user's own."""
+
+
+class RunName(click.ParamType[Any]):
+    """A run, with or without a version, or what stands in its place, as a recipe."""
+
+    name = "text"
+
+    def __init__(self, use: RunUse) -> None:
+        self.use = use
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return complete_run(ctx, param, incomplete)
+
+
+class RunPath(RunName, click.Path):
+    """Refused where the command writes to it and it is not this user's own."""
+
+    def __init__(self, use: RunUse, unless: str | None = None) -> None:
+        """``unless``: the eager option with which the command does not write to the run."""
+        click.Path.__init__(self, path_type=Path, file_okay=False)
+        self.use, self.unless = use, unless
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(click.Path.convert(self, value, param, ctx)))
+        elsewhere = ctx is not None and isinstance(ctx.params.get(self.unless or ""), Path)
+        if self.use is RunUse.WRITES and not elsewhere and path.is_dir():  # where there is none, the command says that
+            instead = ctx and self.unless and f"mrt-hpc {ctx.info_name} {word(path)} --{self.unless} FILE"
+            path = refuse_to_write(path, instead or None)
+        return path
 
 
 def checked_run_directory(_: click.Context, __: click.Parameter, text: str | None) -> Path | None:
-    """The path given, with ``~`` expanded.
-
-    Raises:
-        UserError: the text is empty, which would be the working directory, or the place is a file or below one.
-    """
+    """The path given, as :func:`new_run_directory` takes it."""
     if text is None:
         return None
-    if not text.strip():
-        raise UserError("the run directory is empty text", value=text, where="--run", advice="--run runs/NAME")
-    path = expanded(text)
-    for place in (path, *path.parents):
-        if os.path.lexists(place) and not place.is_dir():
-            what = "the run directory would be what is no directory, or below it"
-            raise UserError(what, where=place, expected="a directory, or nothing yet", advice="--run runs/NAME")
-    return path
+    return new_run_directory(text)
 
 
 def _recipe_file(_: click.Context, __: click.Parameter, name: str) -> Path:
-    """The recipe of this path or name, which is printed where it is not the path typed.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The recipe of this path or name, printed where it is not the path typed."""
     path = find(RECIPES, name)
-    if path != expanded(name):
-        click.echo(f"recipe: {path}", err=True)
+    if path != expand_home(name):
+        echo(f"recipe: {path}", err=True)
     return path
 
 
 def _recipe_or_run(context: click.Context, parameter: click.Parameter, name: str) -> Path:
-    """The recipe of this path or name, or the run directory of this path.
-
-    Raises:
-        UserError: there is neither, or a bare name means both.
-    """
-    path = expanded(name)
+    """A bare name that is both a recipe and a run is refused."""
+    path = expand_home(name)
     layout = RunLayout(path)
     if layout.recipe_lock.exists() or layout.plan.exists():
         if name in known_names(RECIPES):
@@ -194,8 +102,10 @@ def _recipe_or_run(context: click.Context, parameter: click.Parameter, name: str
                 "both a recipe and a run directory have this name",
                 value=name,
                 expected=f"{find(RECIPES, name)} for the recipe, ./{name} for the run",
-                advice=f"mrt-hpc {context.info_name} ./{word(path)}",
+                advice=Advice("mrt-hpc {info_name} ./{path}", info_name=context.info_name, path=path),
             )
+        if isinstance(parameter.type, RunName) and parameter.type.use is RunUse.WRITES:
+            path = refuse_to_write(path)
         return path
     try:
         return _recipe_file(context, parameter, name)
@@ -203,12 +113,12 @@ def _recipe_or_run(context: click.Context, parameter: click.Parameter, name: str
         if path.is_dir():
             return path  # which is no run, as the command will say
         if (run := nearest(name, map(str, runs_beginning(f"{path.parent}/")))) is None:
-            raise error.in_other_words("there is no such recipe or run directory") from error
+            raise error.reword("there is no such recipe or run directory") from error
         raise UserError(
             "there is no such recipe or run directory",
             value=name,
             expected=f"{run} is the nearest",
-            advice=f"mrt-hpc {context.info_name} {shlex.quote(run)}",
+            advice=Advice("mrt-hpc {info_name} {run}", info_name=context.info_name, run=run),
         ) from error
 
 
@@ -217,13 +127,42 @@ option_recipe = click.option(
     "--recipe",
     default="quickstart",
     show_default=True,
+    type=RunName(RunUse.LOOKS),
     callback=_recipe_or_run,
     shell_complete=complete_recipe_or_run,
     help="The recipe that says how, or a run: its recipe does.",
 )
-recipe_or_run = click.argument(
-    "recipe", metavar="RECIPE|RUN", callback=_recipe_or_run, shell_complete=complete_recipe_or_run
+
+
+def recipes_or_run(use: RunUse) -> Callable[[Any], Any]:
+    return click.argument(
+        "what",
+        nargs=-1,
+        required=True,
+        metavar="RECIPE...|RUN",
+        type=RunName(use),
+        callback=lambda context, parameter, names: [_recipe_or_run(context, parameter, name) for name in names],
+        shell_complete=complete_recipe_or_run,
+    )
+
+
+sweep = click.option(
+    "--sweep",
+    "axes",
+    multiple=True,
+    metavar="FIELD=VALUES",
+    callback=lambda _context, _parameter, texts: _axes(texts),
+    help="A run for each value, as in seed=0..4 or algorithm.alpha=0.5,1,2, in one directory. Repeatable, for each "
+    "combination.",
 )
+
+
+def _axes(texts: Sequence[str]) -> "list[Axis]":
+    from mrt_hpc.run.family import Axis
+
+    return [Axis.of(text) for text in texts]
+
+
 site = click.option(
     "--site",
     metavar="SITE",
@@ -242,24 +181,25 @@ overrides = click.option(
     shell_complete=complete_override,
     help="Set one field of the recipe, as in training.learning_rate=2e-6. Repeatable.",
 )
+shape = click.option(
+    "--shape",
+    metavar="NAME",
+    shell_complete=complete_shape,
+    help="What the run may use at a time: a name in recipes/shapes as one_gpu, or a path. The method stays as it is.",
+)
 run_directory = click.option(
     "--run",
     type=click.Path(),
     callback=checked_run_directory,
     help="Run directory, on a filesystem that all nodes share. Default: runs/NAME, NAME being the recipe's.",
 )
+as_json = click.option("--json", "as_json", is_flag=True, help="Print the same as JSON, for programs.")
 trust = click.option(
     "--trust",
     is_flag=True,
     help="Run the code of a run that another user owns or can change: classes of its own that its recipe names.",
 )
-WHAT = (
-    "WHAT is a run, or an evaluation on its own: RUN@VERSION is a weights version by its number, or the first or last "
-    "that its recipe evaluates; RUN is the last; EVALDIR is all models of an evaluation, EVALDIR@NAME one of them. "
-    "Runs and evaluations may be mixed."
-)
-"""How models are named, for the help of the commands that read their samples."""
-what = click.argument("what", nargs=-1, required=True, metavar="WHAT...", shell_complete=complete_run)
+what = click.argument("what", nargs=-1, required=True, metavar="WHAT...", type=RunName(RunUse.LOOKS))
 
 
 arms = click.option(
@@ -279,161 +219,11 @@ results = click.option(
 data_folder = click.option("--data", type=FOLDER, help="The folder of all data files, in place of those named.")
 
 
-def run_path(name: str, run: Path | None) -> Path:
-    """The run directory: the one given, or the default for a recipe's name."""
-    return (run if run is not None else Path("runs") / name).absolute()
-
-
-# -- errors: those of the user are shown as text, all others as defects of the program
-
-
-NO_PLACE = frozenset(
-    {
-        errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS,
-        errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO, errno.ESTALE, errno.EIO, errno.ETIMEDOUT,
-    }
-)  # fmt: skip
-"""The errors of the system that mean a wrong path or a filesystem that fails, not a defect of the program."""
-
-
-SECTIONS = {
-    "Make a run": (
-        "init", "doctor", "recipes", "fields", "validate", "check", "data", "model", "container", "plan", "submit",
-        "extend", "fork", "serve",
-    ),
-    "Watch it": ("status", "runs", "explain", "logs", "cost", "cancel"),
-    "See what came of it": ("report", "traces", "eval", "compare", "analyze", "regrade", "judge"),
-    "Clean up": ("clean", "sync"),
-}  # fmt: skip
-"""The commands in the order of their use, by what they are for."""
-
-
-class CommandGroup(click.Group):
-    """Shows a user's error as its text, and every other error as a defect of the program."""
-
-    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands section by section; ``resume`` stands in the help of ``submit``."""
-        for title, names in SECTIONS.items():
-            with formatter.section(title):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(formatter.width)) for name in names])
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; a UserError becomes its text and exit code."""
-        _forget_no_width()
-        _print_any_text()
-        try:
-            return super().invoke(ctx)
-        except UserError as error:
-            self._show(ctx, error)
-        except ModuleNotFoundError as error:
-            if (light := light_installation(error)) is None:
-                raise
-            self._show(ctx, light)
-        except OSError as error:
-            if error_number(error) in FULL:
-                self._show(ctx, full_disk(error))
-            # A working directory that is gone: the system then names no file.
-            elif error_number(error) in NO_PLACE or (isinstance(error, FileNotFoundError) and error.filename is None):
-                self._show(ctx, no_place(error))
-            else:
-                raise
-        except KeyboardInterrupt:
-            click.echo("stopped; the same command continues the run", err=True)
-            ctx.exit(int(ExitCode.INTERRUPTED))
-        except SystemExit as error:  # click itself ends with another exception; a code of 0 would read as success
-            self._show(ctx, ended_python(error))
-
-    @staticmethod
-    def _show(ctx: click.Context, error: UserError) -> None:
-        click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-        click.echo(error.message(), err=True)
-        ctx.exit(int(error.exit_code))
-
-
-def _forget_no_width() -> None:
-    """Drop a variable COLUMNS that is no width, such as the 0 of a shell without a terminal: tables would be empty."""
-    width = os.environ.get("COLUMNS", "")
-    if not width.isdecimal() or int(width) == 0:
-        os.environ.pop("COLUMNS", None)
-
-
-def _print_any_text() -> None:
-    """Print characters that the terminal's encoding lacks by their numbers: what sites and problems say holds any."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def ended_python(error: SystemExit) -> UserError:
-    """The error of a command that was ended by what it has called: a class of the user's own, or a library."""
-    return UserError(
-        "this command has not finished: code that it called ended Python",
-        where=in_a_line(error),
-        expected="code that returns, or raises an error",
-        advice="replace the call of sys.exit there, and type the same command again",
-    )
-
-
-def full_disk(error: OSError) -> UserError:
-    """The error of a command that cannot write; tasks of a run wait for space instead."""
-    lacking = shortage(error)
-    return UserError(
-        f"{lacking.what}: {error.strerror or error}",
-        where=error.filename,
-        advice=f"{lacking.next} ({lacking.shown_by} shows what is left), and type the same command again: no partial "
-        "file was left",
-        exit_code=ExitCode.RETRYABLE,
-    )
-
-
-def no_place(error: OSError) -> UserError:
-    """The error of a command if a file or folder is missing, has another kind, or may not be read or written."""
-    where = error.filename if error.filename is not None else "the working directory"
-    return UserError(
-        f"the file or folder cannot be used: {error.strerror or error}",
-        where=where,
-        advice="change to a directory that exists and that you own, or name another place where the command has an "
-        "option for it (--run DIRECTORY, --output FILE)",
-    )
-
-
-# -- what commands print to
-
-
-FILE_WIDTH = 160
-"""Columns of a table that goes to a file or a pipe."""
-
-
-def console_of(stream: TextIO) -> Console:
-    """A console as wide as the terminal or as the variable COLUMNS says; wide where there is neither."""
-    return Console(file=stream, width=None if stream.isatty() or os.environ.get("COLUMNS") else FILE_WIDTH)
-
-
-def table_of(title: str | None, *columns: str, right: Collection[str] = ()) -> "Table":
-    """A table without rows, whose columns fold long texts; the numbers of some stand on the right."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return table
-
-
-def print_notes(notes: Iterable[str]) -> None:
-    """Print what a reader has to know beside the numbers, a line each."""
-    for note in notes:
-        click.echo(f"note: {note}")
-
-
 def site_of_command(name: str | None, *runs: RunLayout, trust: bool = False) -> "ChosenSite":
-    """The site of a command as :func:`chosen_site` finds it, which is printed where the command does not name it.
-
-    Raises:
-        UserError: there is no such site.
-    """
+    """The site as :func:`chosen_site` finds it, printed where the command does not name it."""
     from mrt_hpc.backends.sites import chosen_site
 
     chosen = chosen_site(name, *runs, trust=trust)
     if chosen.why:
-        click.echo(chosen.text, err=True)
+        echo(chosen.text, err=True)
     return chosen

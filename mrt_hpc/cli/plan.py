@@ -1,26 +1,24 @@
-"""``mrt-hpc plan``."""
+"""``mrt-hpc plan`` shows the cost and the limits of a plan before a queue gets it."""
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from math import ceil
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-import click
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
+from mrt_hpc.api import resolve_request
 from mrt_hpc.backends.backend import Backend, Site, StartEstimate
 from mrt_hpc.cli.cost import hours_table
-from mrt_hpc.cli.options import console_of, site_of_command, table_of
-from mrt_hpc.cli.submit import asked_for
+from mrt_hpc.cli.options import site_of_command
+from mrt_hpc.cli.terminal import FittedTable, Terminal, echo, echo_json, table_of
 from mrt_hpc.datasets.named import fetch_command
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import UserError, line_of
 from mrt_hpc.plan.compile import compile_plan, evaluation_plan
 from mrt_hpc.plan.hours import (
     RATES,
@@ -35,6 +33,8 @@ from mrt_hpc.plan.hours import (
 )
 from mrt_hpc.plan.jobs import Job, Plan, few_names
 from mrt_hpc.plan.memory_fit import Fits, RoleFit, fits, unfit
+from mrt_hpc.plan.whole_nodes import filled_nodes
+from mrt_hpc.recipe.base import require_kind
 from mrt_hpc.recipe.hub_models import not_fetched
 from mrt_hpc.recipe.schema import EvaluationRecipe, Experiment, Recipe
 from mrt_hpc.recipe.site import SiteSettings
@@ -42,39 +42,34 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.prompt_files import prompt_files
 from mrt_hpc.submit.changes import refuse_other_recipe
 from mrt_hpc.submit.create import check_model
-from mrt_hpc.submit.submission import foreseen, jobs_left, kept_recipe, objections_to
+from mrt_hpc.submit.submission import jobs_left, kept_recipe, objections_to, preview_changes
 
 if TYPE_CHECKING:
     from mrt_hpc.backends.sites import ChosenSite
 
-TABLE_WIDTH = 140
-"""The columns that the table of jobs needs to print every name in one piece."""
+WIDE = 140
+"""The columns from which on a sentence is not broken."""
 
 
 def print_plan(
     recipe: Path,
     site: str | None,
     overrides: tuple[str, ...],
+    shape: str | None,
     data: Path | None,
     run: Path | None,
     *,
     show_sbatch: bool,
     as_json: bool,
 ) -> None:
-    """Print the jobs, their expected hours, and the hours of their time limits; or the texts for sbatch, or JSON. The
-    words are read as ``submit`` reads them.
-
-    Raises:
-        UserError: the recipe is refused; or texts for sbatch are asked for, and the site has none, or the run is there
-            and was made from another recipe.
+    """Print the jobs, their expected hours, and the hours of their time limits; or the texts for sbatch, or JSON. It
+    reads its words as ``submit`` does.
     """
-    asked, layout = asked_for(recipe, overrides, data, run)
+    asked, layout = resolve_request(recipe, overrides, shape, data, run)
     chosen = site_of_command(site, layout)
-    if isinstance(asked, EvaluationRecipe):
-        plan = evaluation_plan(asked, chosen.site)
-    else:
-        asked = kept_recipe(layout, asked, (lambda _: None) if as_json and not show_sbatch else click.echo)
-        plan = compile_plan(asked, chosen.site)
+    if isinstance(asked, Recipe):
+        asked = kept_recipe(layout, asked, (lambda _: None) if as_json and not show_sbatch else echo)
+    plan = _make_plan(asked, chosen.site)
     if show_sbatch:
         _print_sbatch(plan, asked, chosen.site, layout)
     elif as_json:
@@ -85,28 +80,24 @@ def print_plan(
 
 def print_whole(plan: Plan, recipe: Experiment, chosen: "ChosenSite", layout: RunLayout, command: str) -> None:
     """Print a plan: its jobs, hours and memory, what the command would refuse or change, and what is doubtful.
-
-    Args:
-        plan: of the recipe at the site.
-        recipe: of a run, or of an evaluation on its own.
-        chosen: the site.
-        layout: the run directory, which need not exist.
-        command: the one that starts the plan, ``submit`` or ``eval``.
+    ``command`` is the one that starts the plan, ``submit`` or ``eval``; the run directory need not exist.
     """
-    console, rates = console_of(sys.stdout), throughput(recipe, chosen.site)
+    console, rates = Terminal(sys.stdout), throughput(recipe, chosen.site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
-    print_jobs(console, plan, expected)
+    console.print(plan_table(plan, expected))
     spans = f"{plan.iterations} iterations in {plan.segments} segment(s); " if recipe.trains else ""
-    console.print(f"{spans}{len(plan.jobs)} sbatch calls, {plan.tasks} array tasks.", highlight=False)
-    print_cost(console, plan, recipe, expected, rates)
+    console.print(f"{spans}{len(plan.jobs)} sbatch calls, {plan.tasks} array tasks.")
+    print_cost(console, plan, recipe, expected, rates, chosen.site)
     print_memory(console, recipe, chosen.site, command)
-    console.print(f"Run directory: {layout.root}", highlight=False, soft_wrap=True)
+    console.print(f"Run directory: {line_of(layout.root)}", soft_wrap=True)
     if not layout.recipe_lock.is_file():
         print_missing(console, recipe, command)
     elif isinstance(recipe, Recipe):
-        for refused, sentence in foreseen(layout, recipe, plan):
-            words = "[yellow]submit will refuse:[/]" if refused else "submit will change the run:"
-            console.print(f"{words} {escape(sentence)}", highlight=False, soft_wrap=is_wide(console))
+        for refused, sentence in preview_changes(layout, recipe, plan):
+            if refused:
+                warn(console, "submit will refuse", sentence)
+            else:
+                console.print(f"submit will change the run: {sentence}", soft_wrap=is_wide(console))
     if isinstance(recipe, Recipe) and rates is not None and (late := late_checkpoint(recipe, chosen.site, rates)):
         warn(console, "doubtful", late)
     print_objections(console, plan, recipe, chosen, command)
@@ -114,60 +105,48 @@ def print_whole(plan: Plan, recipe: Experiment, chosen: "ChosenSite", layout: Ru
 
 
 def warn(console: Console, words: str, sentence: str, *, whole: bool = False) -> None:
-    """Print what speaks against a plan, behind words that say what comes of it; with ``whole`` on one line anyway."""
-    console.print(f"[yellow]{words}:[/] {escape(sentence)}", highlight=False, soft_wrap=whole or is_wide(console))
+    """Print what speaks against a plan, behind words for its consequence; with ``whole`` on one line anyway."""
+    console.print(Text.assemble((f"{words}:", "yellow"), f" {sentence}"), soft_wrap=whole or is_wide(console))
 
 
 def is_wide(console: Console) -> bool:
-    """Whether the table of jobs fits. A file or a pipe is wide, and gets each sentence as one line."""
-    return console.width >= TABLE_WIDTH
-
-
-def print_jobs(console: Console, plan: Plan, expected: dict[str, ExpectedHours]) -> None:
-    """Print the jobs as a table, or as paragraphs on a terminal that is too narrow for it.
-
-    Args:
-        console: where to.
-        plan: the jobs.
-        expected: hours by job name, of those that are known.
-    """
-    if is_wide(console):
-        console.print(plan_table(plan, expected))
-        return
-    for line in plan_lines(plan, expected, console.width):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    """Sentences are not broken in a file or a pipe."""
+    return console.width >= WIDE
 
 
 def print_cost(
-    console: Console, plan: Plan, recipe: Experiment, expected: dict[str, ExpectedHours], rates: Throughput | None
+    console: Console,
+    plan: Plan,
+    recipe: Experiment,
+    expected: dict[str, ExpectedHours],
+    rates: Throughput | None,
+    site: SiteSettings,
 ) -> None:
-    """Print the expected hours, what they are used for, and those of the time limits."""
     uses = expected_uses(plan, expected)
     if uses:
         of_gpus = any(row.gpu_hours for row in uses)
         console.print(hours_table(uses, of_gpus=of_gpus, expected=True))
-    for line in cost_lines(plan, recipe, expected, rates):
-        console.print(line, highlight=False, soft_wrap=is_wide(console))
+    for line in cost_lines(plan, recipe, expected, rates, site):
+        console.print(line, soft_wrap=is_wide(console))
 
 
 def print_memory(console: Console, recipe: Experiment, site: SiteSettings, command: str) -> None:
-    """Print what each role takes of its memory, how many sequences the caches hold, and what does not fit."""
     fitted = fits(recipe, site)
     if fitted.roles:
         console.print(memory_table(fitted))
     for line in memory_lines(fitted):
-        console.print(line, highlight=False, markup=False, soft_wrap=is_wide(console))
-    for refused, sentence in memory_warnings(fitted, recipe, site):
+        console.print(line, soft_wrap=is_wide(console))
+    for refused, sentence in memory_warnings(fitted, recipe):
         warn(console, f"does not fit, {command} will refuse" if refused else "doubtful", sentence)
 
 
 def print_missing(console: Console, recipe: Experiment, command: str) -> None:
-    """Print what is not there: the command waits for models of runs, and refuses to do without anything else."""
+    """The command waits for models of runs, and refuses to do without anything else."""
     for model in awaited_models(recipe):
-        console.print(f"not there yet, {command} will wait for it: {escape(model)}", highlight=False, soft_wrap=True)
+        console.print(f"not there yet, {command} will wait for it: {model}", soft_wrap=True)
     for missing_input in missing_inputs(recipe):
         warn(console, f"not there yet, {command} will refuse", missing_input, whole=True)
-    if any(_missing_of_models(recipe)):
+    if any(_missing_models(recipe)):
         return
     try:
         check_model(recipe)  # the files and the chat template of a model that is there
@@ -177,7 +156,6 @@ def print_missing(console: Console, recipe: Experiment, command: str) -> None:
 
 
 def print_objections(console: Console, plan: Plan, recipe: Experiment, chosen: "ChosenSite", command: str) -> None:
-    """Print what the place of the jobs refuses, and what is doubtful there."""
     if (error := chosen.refusal()) is not None:
         warn(console, f"{command} will refuse", f"{error.what}; {error.advice}")
         return
@@ -190,9 +168,7 @@ def print_objections(console: Console, plan: Plan, recipe: Experiment, chosen: "
 
 
 def print_starts(console: Console, plan: Plan, recipe: Experiment, backend: Backend, layout: RunLayout) -> None:
-    """Print when the queue would start the jobs that are not done, by its present estimates; nothing where it makes
-    none.
-    """
+    """Print the queue's present estimates of when the jobs that are not done would start, if it makes any."""
     try:
         jobs = jobs_left(plan, layout) if layout.recipe_lock.is_file() else plan.jobs
         estimates = backend.starts(jobs, recipe, layout)
@@ -200,17 +176,11 @@ def print_starts(console: Console, plan: Plan, recipe: Experiment, backend: Back
         warn(console, "the queue was not asked when the jobs could start", error.what)
         return
     for line in start_lines(plan, estimates, time.time()):
-        console.print(line, highlight=False, markup=False, soft_wrap=is_wide(console))
+        console.print(line, soft_wrap=is_wide(console))
 
 
 def start_lines(plan: Plan, estimates: Sequence[StartEstimate], now: float) -> Iterator[str]:
-    """The queue's estimates, in sentences; times are those of the local clock.
-
-    Args:
-        plan: which has the jobs.
-        estimates: the queue's answers.
-        now: seconds since the epoch.
-    """
+    """The queue's estimates, in sentences; times are those of the local clock, ``now`` is seconds since the epoch."""
     timed = [(estimate, estimate.at) for estimate in estimates if estimate.at is not None]
     if timed:
         commands = " and ".join(dict.fromkeys(estimate.asked for estimate, _ in timed))
@@ -220,14 +190,17 @@ def start_lines(plan: Plan, estimates: Sequence[StartEstimate], now: float) -> I
         what = f"the first task of {job.name}" if job.tasks > 1 else job.name
         alike = f", and {others} other job(s) of its size," if others else ""
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
-        yield f"  {what}{alike} could start at {when} ({_until(at, now)})"
+        yield f"  {what}{alike} could start at {when} ({_time_until(at, now)})"
     for estimate in estimates:
-        if estimate.at is None:
+        if estimate.is_taken is False:
+            names = few_names(estimate.jobs)
+            yield f"{estimate.asked} takes no such job, and submit will refuse {names}: {estimate.answer}"
+        elif estimate.at is None:
             yield f"No start time for {few_names(estimate.jobs)}: the answer of {estimate.asked} was {estimate.answer}"
 
 
-def _until(at: float, now: float) -> str:
-    """As in ``in 12 minutes``."""
+def _time_until(at: float, now: float) -> str:
+    """The text is such as ``in 12 minutes``."""
     minutes = max(0, ceil((at - now) / 60))
     if minutes <= 1:
         return "at once"
@@ -235,25 +208,37 @@ def _until(at: float, now: float) -> str:
 
 
 def _print_json(plan: Plan, recipe: Experiment, site: SiteSettings) -> None:
-    """Print jobs, expected hours by job, and memory by role, as one JSON object."""
     rates = throughput(recipe, site)
     expected = {} if rates is None else expected_hours(plan, recipe, rates)
     hours = {name: {"hours": e.hours, "gpu_hours": e.gpu_hours} for name, e in expected.items()}
-    print(json.dumps({**plan.as_json(), "expected": hours, "memory": memory_json(fits(recipe, site))}, indent=2))
+    echo_json({**plan.as_json(), "expected": hours, "memory": memory_json(fits(recipe, site))})
 
 
 def _print_sbatch(plan: Plan, recipe: Experiment, site: Site, layout: RunLayout) -> None:
-    """Print the job scripts, as submit writes them."""
+    """Print the job scripts, as submit writes them, but for secrets of the site."""
     if layout.recipe_lock.is_file():
         refuse_other_recipe(layout, recipe)
-    for name, text in site.backend().texts(plan, recipe, layout):
-        print(f"# ---- {name}\n{text}")
+    for name, text in site.hide_secrets().backend().texts(plan, recipe, layout):
+        echo(f"# ---- {name}\n{text}")
+
+
+def _make_plan(recipe: Experiment, site: SiteSettings) -> Plan:
+    if isinstance(recipe, EvaluationRecipe):
+        return evaluation_plan(recipe, site)
+    return compile_plan(require_kind(recipe, Recipe), site)
+
+
+def _charge_clause(plan: Plan, expected: dict[str, ExpectedHours], rates: Throughput) -> str:
+    """What whole nodes do to the hours; empty text where the site gives out parts of nodes."""
+    if rates.node_gpus is None:
+        return ""
+    asked = sum(e.hours * job.tasks * job.resources.gpus for job in plan.jobs if (e := expected.get(job.name)))
+    return f" as this site charges them, all {rates.node_gpus} GPUs of each node (tasks ask for {asked:,.0f} of them)"
 
 
 def cost_lines(
-    plan: Plan, recipe: Experiment, expected: dict[str, ExpectedHours], rates: Throughput | None
+    plan: Plan, recipe: Experiment, expected: dict[str, ExpectedHours], rates: Throughput | None, site: SiteSettings
 ) -> Iterator[str]:
-    """The cost of the plan, in sentences."""
     if rates is None:
         needed = RATES if recipe.trains else RATES[:1]
         fields = " and ".join(f"throughput.{name}" for name in needed)
@@ -265,48 +250,24 @@ def cost_lines(
         total = sum(e.gpu_hours for e in expected.values())
         unknown = [job.name for job in plan.jobs if job.name not in expected]
         without = f", without {len(unknown)} job(s) whose problems are not there yet" if unknown else ""
-        yield f"Expected: {total:,.0f} GPU-hours{without}, by {rates.source}."
+        yield f"Expected: {total:,.0f} GPU-hours{without}{_charge_clause(plan, expected, rates)}, by {rates.source}."
+        if (filled := filled_nodes(recipe, site, partial(_make_plan, site=site))) is not None:
+            yield f"Tasks that fill whole nodes are expected to take {filled.gpu_hours:,.0f} GPU-hours: {filled.words}"
         yield f"Lengths: {'; '.join(lengths_taken(recipe))}."
         if unknown:
             yield "The number of problems that are not there can be stated as the `limit` of their source."
     again = {job.name: e.attempts(job) for job in plan.jobs if (e := expected.get(job.name)) and e.attempts(job) > 1}
     for name, attempts in again.items():
         yield f"{name} is expected to reach its time limit and to be queued again {attempts - 1} time(s)."
-    cost = plan_cost(plan)
+    cost = plan_cost(plan, site.limits.node_gpus)
     yield (
         f"The time limits allot {cost.gpu_hours:,.0f} GPU-hours and {cost.core_hours:,.0f} core-hours if each job runs "
         "once. This is no upper bound: a job that is preempted or reaches its limit is queued again."
     )
 
 
-def plan_lines(plan: Plan, expected: dict[str, ExpectedHours], width: int) -> Iterator[str]:
-    """One paragraph for each job, for a terminal that is too narrow for the table.
-
-    Args:
-        plan: the jobs.
-        expected: hours by job name, of those that are known.
-        width: columns of the terminal.
-    """
-    yield f"{plan.name}: {len(plan.jobs)} jobs"
-    for job in plan.jobs:
-        name, span, after, tasks, ranks, gpus, cores, memory, limit, hours, gpu_hours = _row(
-            job, expected.get(job.name)
-        )
-        yield f"{name}{f', iterations {span}' if span else ''}"
-        needs = f"{tasks} task(s), each {ranks} rank(s) with {gpus} GPU(s), {cores} core(s), {memory} GiB"
-        known = job.name in expected
-        time = f"limit {limit}, expected {hours}, {gpu_hours} GPU-hours" if known else f"limit {limit}"
-        for text in (f"after {after}" if after else "", needs, time):
-            yield from wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-
-
-def plan_table(plan: Plan, expected: dict[str, ExpectedHours]) -> Table:
-    """One row a job.
-
-    Args:
-        plan: the jobs.
-        expected: hours by job name, of those that are known.
-    """
+def plan_table(plan: Plan, expected: dict[str, ExpectedHours]) -> FittedTable:
+    """One row a job; ``expected`` holds the hours that are known."""
     numbers = ("tasks", "ranks", "GPUs", "cores", "GiB", "limit", "expected", "GPU-h")
     table = table_of(f"{plan.name}: {len(plan.jobs)} jobs", "job", "iterations", "after", *numbers, right=numbers)
     for job in plan.jobs:
@@ -334,20 +295,20 @@ def _row(job: Job, expected: ExpectedHours | None) -> tuple[str, ...]:
 
 
 def _clock(minutes: int) -> str:
-    """As in 12:05, hours and minutes."""
+    """Hours and minutes, as in 12:05."""
     return f"{minutes // 60}:{minutes % 60:02d}"
 
 
 def awaited_models(recipe: Experiment) -> Iterator[str]:
-    """The models of an evaluation that a run has yet to publish."""
+    """Models of an evaluation that a run has yet to publish."""
     for model in recipe.models:
         if model.run is not None and not Path(model.path).is_dir():
             yield f"model {model.name} {model.path}"
 
 
 def missing_inputs(recipe: Experiment) -> Iterator[str]:
-    """The files and folders that the recipe names and that do not exist, but those that a run has yet to publish."""
-    yield from _missing_of_models(recipe)
+    """Files and folders that the recipe names and that are missing, except models that a run has yet to publish."""
+    yield from _missing_models(recipe)
     for what, problems in _problem_sources(recipe).items():
         path = getattr(problems, "path", None)
         if path is not None and not (file := Path(path).resolve()).is_file():
@@ -355,8 +316,7 @@ def missing_inputs(recipe: Experiment) -> Iterator[str]:
             yield f"{what} {file}" + (f"; next, on a node with network access: {command}" if command else "")
 
 
-def _missing_of_models(recipe: Experiment) -> Iterator[str]:
-    """Models and files of prompts that do not exist."""
+def _missing_models(recipe: Experiment) -> Iterator[str]:
     for what, directory in recipe.model_directories.items():
         if unfetched := not_fetched(directory):
             yield f"{what}: {unfetched}"
@@ -368,7 +328,6 @@ def _missing_of_models(recipe: Experiment) -> Iterator[str]:
 
 
 def _problem_sources(recipe: Experiment) -> dict[str, object]:
-    """The sources of training data and of problems, by what they are in words."""
     return {"data": recipe.data, **{f"benchmark {b.name}": b.problems for b in recipe.evaluation.benchmarks}}
 
 
@@ -376,11 +335,10 @@ def _problem_sources(recipe: Experiment) -> dict[str, object]:
 
 
 PARTS = ("weights", "optimiser", "gradients", "exchange", "activations", "logits", "KV cache", "other")
-"""The rows, in their order."""
 
 
-def memory_table(fitted: Fits) -> Table:
-    """One column a role: GiB of one process at its peak, by what they are for; a column adds up to what is needed."""
+def memory_table(fitted: Fits) -> FittedTable:
+    """One column a role: GiB of one process at its peak, by use; a column adds up to what is needed."""
     roles = fitted.roles
     names = [role.name for role in roles]
     table = table_of("memory of a process at its peak, GiB", "for", *names, right=names)
@@ -406,24 +364,22 @@ def memory_lines(fitted: Fits) -> Iterator[str]:
     yield from fitted.unchecked
 
 
-def memory_warnings(fitted: Fits, recipe: Experiment, site: SiteSettings) -> Iterator[tuple[bool, str]]:
+def memory_warnings(fitted: Fits, recipe: Experiment) -> Iterator[tuple[bool, str]]:
     """What will be refused (True), and what is doubtful (False), a sentence each."""
-    for role in fitted.refused:
-        yield True, _unfit_in_a_line(role, recipe, site)
+    for role in fitted.refused_roles:
+        yield True, _unfit_in_a_line(role, recipe)
     for role in fitted.doubtful:
         if role.fits:
             yield False, f"{role.name} needs {role.share:.0%} of its {role.limit:.1f} GiB ({role.source})"
         else:
-            yield False, _unfit_in_a_line(role, recipe, site)
+            yield False, _unfit_in_a_line(role, recipe)
 
 
-def _unfit_in_a_line(role: RoleFit, recipe: Experiment, site: SiteSettings) -> str:
-    """The error for a role that does not fit, as a sentence."""
-    error = unfit(role, recipe, site)
+def _unfit_in_a_line(role: RoleFit, recipe: Experiment) -> str:
+    error = unfit(role, recipe)
     return f"{error.what}; {error.expected}; next: {error.advice}"
 
 
 def memory_json(fitted: Fits) -> dict[str, Any]:
-    """The same as data: GiB by role and part, whether it fits, and what was not checked."""
     roles = [{**asdict(role), "share": role.share, "fits": role.fits} for role in fitted.roles]
     return {"roles": roles, "unchecked": list(fitted.unchecked)}

@@ -1,7 +1,8 @@
-"""``mrt-hpc traces``: prints traces of a run with their episodes, values, progress and advantages."""
+"""``mrt-hpc traces``: prints traces with their episodes, values, progress and advantages."""
 
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import islice
 from math import isnan
 from pathlib import Path
@@ -10,25 +11,27 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.cli import options
-from mrt_hpc.cli.options import RUN
+from mrt_hpc.cli.options import RunPath, RunUse
 from mrt_hpc.cli.status import open_run
-from mrt_hpc.errors import UserError, word
+from mrt_hpc.cli.terminal import Terminal, echo, echo_json
+from mrt_hpc.errors import Advice, UserError
 
 if TYPE_CHECKING:
     from mrt_hpc.roles.run_samples import AskedTrace
 
 NOTICEABLE = 0.05
-"""Progress of less than this, up or down, has no colour."""
+"""Less progress than this, up or down, has no colour."""
 
 
 @click.command(short_help="Read traces with values, progress and advantages.")
-@click.argument("run", type=RUN)
+@click.argument("run", type=RunPath(RunUse.LOOKS))
 @click.option("--iteration", type=click.IntRange(min=0), metavar="N", help="Rollouts of this one. Default: the last.")
 @click.option("--evaluation", type=click.IntRange(min=0), metavar="VERSION", help="Samples of this weights version.")
 @click.option("--benchmark", metavar="NAME", help="The benchmark of --evaluation. Default: the first.")
 @click.option("--problem", metavar="ID", help="Traces of this problem only.")
 @click.option("--wrong", is_flag=True, help="Wrong traces only.")
 @click.option("-n", "--most", type=click.IntRange(min=1), default=4, show_default=True, help="Traces at most.")
+@options.as_json
 @options.trust
 def traces(
     run: Path,
@@ -38,6 +41,7 @@ def traces(
     problem: str | None,
     wrong: bool,
     most: int,
+    as_json: bool,
     trust: bool,
 ) -> None:
     """Print traces of RUN: each episode with the value before it, its progress and its mean advantage, and the verdict.
@@ -63,34 +67,37 @@ def traces(
         last = iteration if iteration is not None else next(sampled_iterations(layout), 0)
         found = traces_of_iteration(layout, recipe, last, asked)
     shown = list(islice(found, most + 1))
+    if as_json:
+        echo_json([asdict(one) for one in shown[:most]])
+        return
     if not shown:
-        click.echo("there is no such trace: none of them is wrong")
+        echo("there is no such trace: none of them is wrong")
         return
     _print(shown[:most])
     if wrong:
-        click.echo(f"\nwhy an answer is wrong: mrt-hpc judge ANSWER GOLD --recipe {word(run)}")
+        echo(Advice("\nwhy an answer is wrong: mrt-hpc judge ANSWER GOLD --recipe {run}", run=run))
     if len(shown) > most:
-        click.echo(f"there are more: -n {4 * most}, or mrt-hpc report {word(run)} for a page to read them on")
+        echo(
+            Advice(
+                "there are more: -n {most}, or for a page to read them on mrt-hpc report {run}", most=4 * most, run=run
+            )
+        )
 
 
 def _print(shown: "list[AskedTrace]") -> None:
-    """Print traces, each problem once, in colour on a terminal. No text of a model controls the terminal."""
-    from mrt_hpc.analysis.report.content import visible
-
-    console, before = options.console_of(sys.stdout), ""
+    """Each problem once, in colour on a terminal."""
+    console, before = Terminal(sys.stdout), ""
     for one in shown:
         if one.trace.problem != before:
             before = one.trace.problem
             console.rule(f"{one.trace.source}, {before}", align="left")
-            console.print(
-                f"{visible(one.problem.text)}\ngold: {visible(one.problem.gold)}", markup=False, highlight=False
-            )
+            console.print(f"{one.problem.text}\ngold: {one.problem.gold}")
         for text, style in _lines(one):
-            console.print(visible(text), style=style, markup=False, highlight=False)
+            console.print(text, style=style)
 
 
 def _lines(one: "AskedTrace") -> Iterator[tuple[str, str]]:
-    """The lines of a trace, each with its style."""
+    """With their styles."""
     from mrt_hpc.analysis.report.content import progress_of
 
     trace, advantages = one.trace, one.advantages

@@ -1,13 +1,11 @@
-"""``mrt-hpc status``, ``explain``, ``runs`` and ``report``: what a run does, why, and what came of it. Each command
-imports what it needs when it runs.
+"""``mrt-hpc status``, ``explain``, ``runs`` and ``report``: what a run does, why, and its results. Each command imports
+what it needs when it runs.
 """
 
-import json
-import os
-import shlex
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,28 +13,23 @@ from typing import TYPE_CHECKING
 import click
 
 from mrt_hpc.cli import options
-from mrt_hpc.cli.options import RUN, complete_task, console_of
-from mrt_hpc.errors import UserError, word
-from mrt_hpc.recipe.find import expanded
+from mrt_hpc.cli.completion import complete_task
+from mrt_hpc.cli.options import RunPath, RunUse
+from mrt_hpc.cli.terminal import Terminal, echo, echo_json, print_notes, table_of
+from mrt_hpc.errors import Advice, UserError, line_of
+from mrt_hpc.recipe.find import expand_home
 from mrt_hpc.run.layout import RunLayout, existing_run
 from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.wandb_runs import upload
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from mrt_hpc.plan.jobs import Plan
     from mrt_hpc.view.run_list import ListedRun
 
 
-QUEUE_WITHIN_S = 3.5
-"""The seconds that a queue has for its answer; the content of the run's files is then shown without it."""
-
-
 def open_run(run: Path) -> "tuple[RunLayout, Plan]":
-    """Open an existing run and its plan.
-
-    Raises:
-        UserError: there is no run at this place.
-    """
     from mrt_hpc.plan.jobs import read_plan
 
     layout = existing_run(run)
@@ -44,7 +37,7 @@ def open_run(run: Path) -> "tuple[RunLayout, Plan]":
 
 
 @click.command(short_help="Show the state of a run.")
-@click.argument("run", type=RUN)
+@click.argument("run", type=RunPath(RunUse.LOOKS))
 @click.option("--watch", "live", is_flag=True, help="A live view, until the run has ended; Ctrl-C ends the view alone.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def status(run: Path, live: bool, as_json: bool) -> None:
@@ -58,36 +51,37 @@ def status(run: Path, live: bool, as_json: bool) -> None:
     """
     from mrt_hpc.backends.queued_jobs import look_at_queues
     from mrt_hpc.cli.run_view import view
-    from mrt_hpc.run.family import read_family
+    from mrt_hpc.run.family import missing_runs, read_family
     from mrt_hpc.view.snapshot_reader import SnapshotReader
 
     if read_family(run) is not None and not live:
         list_places((run,), size=False, as_json=as_json)
+        print_notes(() if as_json else missing_runs([str(run)]))
         return
     if live and not as_json:
         _watch(run)
         return
     layout, plan = open_run(run)
-    snapshot = SnapshotReader.of(layout, plan).read(look_at_queues(layout, QUEUE_WITHIN_S))
+    snapshot = SnapshotReader.of(layout, plan).read(look_at_queues(layout))
     if as_json:
-        click.echo(snapshot.model_dump_json(indent=2))
+        echo_json(snapshot.model_dump(mode="json"))
         return
-    console = console_of(sys.stdout)
+    console = Terminal(sys.stdout)
     console.print(view(snapshot, console.width, everything=True))
     # paths and commands are printed in one line each, so that they can be copied
     if snapshot.report is not None:
-        age = " (older than the newest results; mrt-hpc report updates it)" if snapshot.report_is_old else ""
-        click.echo(f"report: {snapshot.report}{age}")
+        age = (
+            f" (older than the newest results; to write it again: {Advice('mrt-hpc report {run}', run=run)})"
+            if snapshot.report_is_old
+            else ""
+        )
+        echo(f"report: {line_of(snapshot.report)}{age}")
     if (waiting := upload(layout)) is not None:
-        click.echo(f"{waiting}\n  {waiting.command}")
+        echo(f"{waiting}\n  {waiting.command}")
 
 
 def _watch(run: Path) -> None:
-    """Show a run until it has ended, or until the user stops looking.
-
-    Raises:
-        UserError: the output is no terminal.
-    """
+    """Until the run has ended, or the user stops looking; the output has to be a terminal."""
     from mrt_hpc.cli.run_view import LOOK_EVERY_S, LiveDisplay
     from mrt_hpc.view.run_look import end_in_words
     from mrt_hpc.view.snapshot_reader import QueueLooks
@@ -95,7 +89,7 @@ def _watch(run: Path) -> None:
     if not sys.stdout.isatty():
         raise UserError(
             "--watch needs a terminal, and the output goes to a file or a pipe",
-            advice=f"mrt-hpc status {word(run)} --json prints the same as data",
+            advice=Advice("mrt-hpc status {run} --json prints the same as data", run=run),
         )
     layout, _ = open_run(run)
     try:
@@ -103,21 +97,23 @@ def _watch(run: Path) -> None:
             wait_until(display.has_ended, reason="the end of the run", deadline_s=inf, longest_pause_s=LOOK_EVERY_S)
             queues.renew()  # the last frame stays on the terminal
     except KeyboardInterrupt:
-        click.echo(f"the run was not touched; to look again: mrt-hpc status {word(run)} --watch")
+        echo(Advice("the run was not touched; to look again: mrt-hpc status {run} --watch", run=run))
         return
-    click.echo(end_in_words(layout, display.state))
+    echo(end_in_words(layout, display.state))
 
 
 # -- explain
 
 
 @click.command(short_help="Say why a run or a task waits or has failed.")
-@click.argument("run", type=RUN)
+@click.argument("run", type=RunPath(RunUse.LOOKS))
 @click.argument("task", required=False, shell_complete=complete_task)
-def explain(run: Path, task: str | None) -> None:
+@options.as_json
+def explain(run: Path, task: str | None, as_json: bool) -> None:
     """Say in a sentence why RUN, or one TASK of it, waits or has failed, and what to type next.
 
-    TASK is the name of a job, as in `segment-000.trainer`, or one task of it, as in `segment-000.inference[3]`.
+    TASK is a role, as in `trainer`, the name of a job, as in `segment-000.trainer`, or one task of it, as in
+    `segment-000.inference[3]`.
 
     \b
     Examples:
@@ -126,35 +122,40 @@ def explain(run: Path, task: str | None) -> None:
       mrt-hpc explain runs/quickstart 'segment-000.inference[3]'
     """
     from mrt_hpc.backends.queued_jobs import look_at_queues
-    from mrt_hpc.run.family import runs_of
+    from mrt_hpc.run.family import missing_runs, runs_of
     from mrt_hpc.view.explain import explain_job, explain_run
     from mrt_hpc.view.run_history import RunHistory
     from mrt_hpc.view.run_look import RunLook
 
-    members = runs_of(run)
+    members, data = runs_of(run), []
     for member in members:
-        if len(members) > 1:
-            click.echo(f"{member}:")
+        if len(members) > 1 and not as_json:
+            echo(f"{line_of(member)}:")
         layout, plan = open_run(member)
-        look, history = RunLook.at(layout, plan, look_at_queues(layout, QUEUE_WITHIN_S)), RunHistory.of(layout)
+        look, history = RunLook.load_records(layout, plan, look_at_queues(layout)), RunHistory.of(layout)
         history.update()
         for said in [explain_run(look, history)] if task is None else explain_job(look, history, task):
-            click.echo(said.sentence)
-            click.echo(f"  next:     {said.next}")
+            data.append({"run": str(member), **asdict(said)})
+            if as_json:
+                continue
+            echo(said.sentence)
+            echo(f"  next:     {said.next}")
             for detail in said.details:
-                click.echo(detail)
+                echo(detail)
+    if as_json:
+        echo_json(data)
+    else:
+        print_notes(missing_runs([str(run)]))
 
 
 # -- runs
 
 
-LEFT_OUT = frozenset({"kind", "evaluations", "what"})
-"""The columns that a narrow terminal does not show."""
 UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 @click.command(short_help="List runs with their states.")
-@click.argument("places", nargs=-1, type=options.FOLDER, metavar="[DIR]...")
+@click.argument("places", nargs=-1, type=RunPath(RunUse.LOOKS), metavar="[DIR]...")
 @click.option("--size", is_flag=True, help="Also the size on disk, which reads every folder of the runs.")
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def runs(places: tuple[Path, ...], size: bool, as_json: bool) -> None:
@@ -169,66 +170,59 @@ def runs(places: tuple[Path, ...], size: bool, as_json: bool) -> None:
 
 
 def list_places(wanted: Sequence[Path], *, size: bool, as_json: bool) -> None:
-    """Print the runs in and below some directories."""
+    from mrt_hpc.backends.queued_jobs import QUEUE_WITHIN_S
     from mrt_hpc.view.run_list import list_runs
 
     listed = list_runs(wanted, QUEUE_WITHIN_S, size=size)
     if as_json:
-        click.echo(json.dumps([run.model_dump(mode="json") for run in listed], indent=2))
+        echo_json([run.model_dump(mode="json") for run in listed])
     elif listed:
         _print_runs(listed, size=size)
     else:
-        click.echo(
+        echo(
             f"no runs in {', '.join(map(str, wanted))}; mrt-hpc submit RECIPE makes one, mrt-hpc runs DIR looks in DIR"
         )
 
 
 def _print_runs(listed: "Sequence[ListedRun]", *, size: bool) -> None:
-    """A table of runs, and what could not be read."""
-    from rich.table import Table
-
-    from mrt_hpc.cli.run_view import NARROW
-
-    console = console_of(sys.stdout)
     rows = [_row(run, time.time(), size=size) for run in listed]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    columns = [name for name in rows[0] if console.width >= NARROW or name not in LEFT_OUT]
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column != "run")
+    table = table_of(None, *rows[0], bare=True)
     for row in rows:
-        table.add_row(*(row[column] for column in columns))
-    console.print(table)
+        table.add_row(*row.values())
+    Terminal(sys.stdout).print(table)
     for run in listed:
         if run.trouble:
-            click.echo(f"{_shown(run.run)}: {run.trouble}", err=True)
-    click.echo(f"next: mrt-hpc status {_shown(listed[0].run)}")
+            echo(f"{line_of(_shown_path(run.run))}: {run.trouble}", err=True)
+    echo(Advice("next: mrt-hpc status {shown}", shown=_shown_path(listed[0].run)))
 
 
-def _row(run: "ListedRun", now: float, *, size: bool) -> dict[str, str]:
-    """What the table says of a run, by column."""
+def _row(run: "ListedRun", now: float, *, size: bool) -> "dict[str, str | Text]":
+    """By column."""
+    from rich.text import Text
+
     from mrt_hpc.cli.run_view import COLOURS, moment
 
     event = "" if run.newest_event is None else moment(run.newest_event, now)
     return {
-        "run": _shown(run.run),
+        "run": line_of(_shown_path(run.run)),
         "kind": run.kind,
-        "state": "damaged" if run.state is None else f"[{COLOURS[run.state]}]{run.state}[/]",
+        "state": Text("damaged") if run.state is None else Text(run.state, COLOURS[run.state]),
         "iterations": f"{run.iterations_done}/{run.iterations_planned}" if run.iterations_planned else "",
         "evaluations": f"{run.evaluations_done}/{run.evaluations_planned}" if run.evaluations_planned else "",
         "newest event": event,
         "what": run.newest_event_kind or "",
-        **({"size": in_bytes(run.bytes or 0)} if size else {}),
+        **({"size": bytes_text(run.bytes or 0)} if size else {}),
     }
 
 
-def _shown(run: str) -> str:
-    """A run directory as a user would type it here."""
+def _shown_path(run: str) -> str:
+    """As a user would type it here."""
     path, here = Path(run), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else run
 
 
-def in_bytes(count: float) -> str:
-    """A number of bytes in words: ``1.5 GiB``."""
+def bytes_text(count: float) -> str:
+    """As ``1.5 GiB``."""
     for unit in UNITS:
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -240,10 +234,11 @@ def in_bytes(count: float) -> str:
 
 
 @click.command(short_help="Write a run's report from its results so far.")
-@click.argument("runs", type=RUN, nargs=-1, metavar="[RUN]...")
+@click.argument("runs", type=RunPath(RunUse.WRITES, unless="page"), nargs=-1, metavar="[RUN]...")
 @options.arms
 @click.option(
     "--page",
+    is_eager=True,  # it decides whether the run is written to
     type=options.FILE,
     help="Write only the page, to this file. Without it: report.md, plots and report.html in RUN, report.html in a "
     "family.",
@@ -262,9 +257,10 @@ def report(runs: tuple[Path, ...], arms: tuple[str, ...], page: Path | None, tru
       mrt-hpc report runs/grpo runs/mrt-online --page compared.html
       mrt-hpc report --arm grpo=runs/grpo-0,runs/grpo-1 --arm mrt=runs/mrt-0,runs/mrt-1 --page compared.html
     """
-    from mrt_hpc.run.family import arms_of
+    from mrt_hpc.run.family import arms_of, missing_runs
 
     alone, of_families = arms_of([str(run) for run in runs])
+    print_notes(missing_runs(map(str, runs)))
     if page is None and len(runs) == 1 and not (alone or arms):
         page = RunLayout(runs[0]).page  # of a family
     runs, arms = tuple(map(Path, alone)), (*of_families, *arms)
@@ -277,49 +273,37 @@ def report(runs: tuple[Path, ...], arms: tuple[str, ...], page: Path | None, tru
 
 
 def _report(run: Path, page: Path | None, *, trust: bool) -> None:
-    """Write the report and its page, or the page alone where it has a place, and print their paths.
-
-    Raises:
-        UserError: the report has its place in a run to which this user may not write.
-    """
+    """The report and its page, or the page alone where it has a place."""
     from mrt_hpc.roles.report import write_report  # plots take a second to import
 
     layout, _ = open_run(run)
     where = None if page is None else page.absolute()
     if where is not None:
         where.parent.mkdir(parents=True, exist_ok=True)
-    elif not os.access(layout.root, os.W_OK):
-        raise UserError(
-            "the report is written into the run, and you may not write there",
-            where=layout.root,
-            advice=f"mrt-hpc report {word(run)} --page FILE.html, which writes only that file",
-        )
     for part in write_report(layout, where, trust=trust):
-        click.echo(f"missing: {part}")
+        echo(f"missing: {part}")
     if where is None:
-        click.echo(f"report: {layout.report}")
-    click.echo(f"page: {where or layout.page}")
+        echo(f"report: {line_of(layout.report)}")
+    echo(f"page: {line_of(where or layout.page)}")
 
 
 def _report_of_several(runs: Sequence[Path], arms: Sequence[str], page: Path | None, *, trust: bool) -> None:
-    """Write one page with several runs and arms side by side, and print its path.
-
-    Raises:
-        UserError: the page has no place, or one of the runs is none.
-    """
+    """Several runs and arms side by side."""
     from mrt_hpc.analysis.named_models import split_arms
     from mrt_hpc.roles.report import write_comparison
 
-    of_arms = [(name, expanded(word)) for name, words in split_arms(arms).items() for word in words]
+    of_arms = [(name, expand_home(word)) for name, words in split_arms(arms).items() for word in words]
     named = [*((None, run) for run in runs), *of_arms]
     if page is None:
         raise UserError(
             "several runs share one page, and it has no place of its own",
             expected="--page FILE.html",
-            advice=f"mrt-hpc report {' '.join([*map(word, runs), *(f'--arm {shlex.quote(arm)}' for arm in arms)])} "
-            "--page compared.html",
+            advice=Advice(
+                "mrt-hpc report {words} --page compared.html",
+                words=[*runs, *(word for arm in arms for word in ("--arm", arm))],
+            ),
         )
     page.parent.mkdir(parents=True, exist_ok=True)
     layouts = [open_run(run)[0] for _, run in named]
     write_comparison(layouts, page.absolute(), [arm for arm, _ in named], trust=trust)
-    click.echo(f"page: {page.absolute()}")
+    echo(f"page: {line_of(page.absolute())}")

@@ -1,5 +1,5 @@
-"""What ``mrt-hpc submit`` does: it loads the recipe, or reads that of a run, finds the site, and submits; and what it
-prints on the way.
+"""What ``mrt-hpc submit`` does: it loads a recipe, or reads that of a run, finds the site, submits, and prints each
+step.
 """
 
 import json
@@ -11,132 +11,105 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import click
-
-from mrt_hpc.attempt.ledger import claimed
+from mrt_hpc.api import resolve_request, shape_overrides, submit_asked
+from mrt_hpc.attempt.ledger import claim_run, make_claim_folders
 from mrt_hpc.backends.backend import Site
 from mrt_hpc.backends.queued_jobs import job_ids_of, live_jobs
-from mrt_hpc.cli.options import run_path, site_of_command
-from mrt_hpc.errors import UserError, word
+from mrt_hpc.cli.options import site_of_command
+from mrt_hpc.cli.terminal import echo
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.plan.jobs import Plan
-from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.base import require_kind
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.lock import changed_recipe, read_lock
 from mrt_hpc.recipe.schema import EvaluationRecipe, Recipe
-from mrt_hpc.run.atomic import make_durable
-from mrt_hpc.run.family import RESULTS, Family, read_family, runs_of
-from mrt_hpc.run.layout import RunLayout, existing_run
-from mrt_hpc.submit.submission import Listener, made, start, submit_run
+from mrt_hpc.run.family import RECIPE, RESULTS, Axis, Family, Member, read_family, runs_of
+from mrt_hpc.run.layout import RunLayout, run_path
+from mrt_hpc.submit.submission import Listener, create_run, start
 
 
-def submit(what: Path, site: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None) -> None:
-    """Start a recipe at a site, or continue a run, and print each step.
-
-    Args:
-        what: the file of a recipe, or a run directory.
-        site: as typed for ``--site``; None where nothing.
-        overrides: as typed for ``--set``.
-        data: the folder of all data files of a recipe; None for those that it names.
-        run: the run directory of a recipe; None for the one that its name gives.
-
-    Raises:
-        UserError: recipe, run, site or data are wrong, the site refuses, or a task failed.
-    """
+def submit(
+    what: Path, site: str | None, overrides: tuple[str, ...], shape: str | None, data: Path | None, run: Path | None
+) -> None:
     if (family := read_family(what)) is not None:
-        _refuse_beside_family(what, overrides, data, run)
-        members = [_ready(site, *asked_for(member, (), None, None)) for member in runs_of(what)]
+        _refuse_beside_family(what, overrides, shape, data, run)
+        members = [_ready(site, *resolve_request(member, (), None, None, None)) for member in runs_of(what)]
         _start_each(members, family.at_once, what)
         return
-    recipe, layout = asked_for(what, overrides, data, run)
-    checked = site_of_command(site, layout).checked().site
-    if isinstance(recipe, Recipe):
-        submit_run(recipe, checked, layout.root, listener())
-        return
-    from mrt_hpc.evaluate.asked_models import awaited_jobs
-    from mrt_hpc.evaluate.evaluation_alone import submit_evaluation
-
-    submit_evaluation(recipe, awaited_jobs(recipe, layout), checked, layout.root, listener())
-
-
-def asked_for(
-    what: Path, overrides: tuple[str, ...], data: Path | None, run: Path | None
-) -> tuple[Recipe | EvaluationRecipe, RunLayout]:
-    """The recipe that a command names, and its run directory; arguments as in :func:`submit`.
-
-    Raises:
-        UserError: recipe or run are wrong, or a second directory is named for a run.
-    """
-    if not what.is_dir():
-        recipe = load_recipe(what, overrides, data)
-        return recipe, RunLayout(run_path(recipe.name, run))
-    layout = existing_run(what)
-    beside = (("--run", run, "in its own directory", ""), ("--data", data, "with its own data", " --run DIR"))
-    for option, given, own, also in beside:
-        if given is not None:
-            raise UserError(
-                f"a run is continued {own}",
-                value=str(given),
-                where=option,
-                expected=f"no {option} beside a run directory",
-                advice=f"{layout.again}; for another run: mrt-hpc submit RECIPE {option} {word(given)}{also}",
-            )
-    return _begun(layout, overrides), layout
-
-
-def _begun(layout: RunLayout, overrides: tuple[str, ...]) -> Recipe | EvaluationRecipe:
-    """The recipe of a run, or of an evaluation on its own, with the fields that are set."""
-    recipe = read_lock(layout.recipe_lock)
-    if overrides:
-        recipe = changed_recipe(layout.recipe_lock, recipe, overrides)
-    if isinstance(recipe, Recipe):
-        return recipe
-    from mrt_hpc.evaluate.evaluation_alone import as_it_stands
-
-    return as_it_stands(recipe)
+    recipe, layout = resolve_request(what, overrides, shape, data, run)
+    checked = site_of_command(site, layout).ensure_usable().site
+    submit_asked(recipe, checked, layout.root, listener())
 
 
 # -- sweeps
 
 
-def submit_sweep(
-    what: Path, site: str | None, overrides: tuple[str, ...], data: Path | None, run: Path | None, family: Family
-) -> None:
-    """Make a family with a run for each combination of values, and start them; other arguments as in :func:`submit`.
+class Sweep(NamedTuple):
+    """What a command asks for with several recipes, or with ``--sweep``."""
 
-    Every recipe is checked before the first run is made, and every run is made before the first one starts.
+    family: Family
+    root: Path
+    members: list[tuple[Recipe, RunLayout]]
 
-    Raises:
-        UserError: a recipe, the site or the data are wrong, the directory holds other runs, the site refuses, or tasks
-            failed.
+
+def plan_sweep(
+    what: Sequence[Path],
+    axes: Sequence[Axis],
+    overrides: tuple[str, ...],
+    shape: str | None,
+    data: Path | None,
+    run: Path | None,
+) -> Sweep:
+    """The family of several recipes or values, with the recipe of each run, all of them checked; nothing is made. It
+    refuses two recipes of one name, and a directory with other runs.
     """
-    if what.is_dir():
-        axes = " ".join(f"--sweep {axis.field}={','.join(axis.values)}" for axis in family.axes)
-        advice = f"mrt-hpc submit RECIPE {axes}"
-        raise UserError("a sweep begins with a recipe", value=str(what), where="--sweep", advice=advice)
-    first = load_recipe(what, overrides, data)
-    root = run_path(f"{first.name}-sweep", run)
-    shared = () if first.evaluation.results else (f"evaluation.results={json.dumps(str(root / RESULTS))}",)
-    recipes = [load_recipe(what, (*overrides, *shared, *member.overrides), data) for member in family.members]
-    family.refuse_others(root)
-    layouts = [RunLayout(root / member.folder) for member in family.members]
-    ready = [_ready(site, recipe, layout) for recipe, layout in zip(recipes, layouts, strict=True)]
-    family.record(root)
-    _start_each(ready, family.at_once, root)
+    _refuse_runs(what, axes)
+    changes = {file: shape_overrides(file, overrides, shape, data) for file in what}
+    recipes = [load_recipe(file, changes[file], data) for file in what]
+    root = run_path(f"{recipes[0].name}-sweep", run)
+    shared = f"evaluation.results={json.dumps(str(root / RESULTS))}"
+    given = {r.name: (file, () if r.evaluation.results else (shared,)) for r, file in zip(recipes, what, strict=True)}
+    if len(given) < len(recipes):
+        names = [recipe.name for recipe in recipes]
+        raise UserError("two recipes have the same name", value=names, advice="give one of them another `name`")
+    of_recipes = (Axis(RECIPE, tuple(given)),) if len(given) > 1 else ()
+    family = Family((*of_recipes, *axes)).continue_family(root)
+
+    def load_member(member: Member) -> Recipe:
+        file, more = given[member.recipe or recipes[0].name]
+        return load_recipe(file, (*changes[file], *more, *member.overrides), data)
+
+    return Sweep(family, root, [(load_member(member), RunLayout(root / member.folder)) for member in family.members])
 
 
-def _refuse_beside_family(what: Path, overrides: tuple[str, ...], data: Path | None, run: Path | None) -> None:
-    if overrides or data is not None or run is not None:
+def _refuse_runs(what: Sequence[Path], axes: Sequence[Axis]) -> None:
+    if run := next((path for path in what if path.is_dir()), None):
+        if not axes:
+            again = Advice("mrt-hpc submit {run}", run=run)
+            raise UserError("one run is continued at a time", value=str(run), expected="one run", advice=again)
+        advice = Advice("mrt-hpc submit RECIPE {options}", options=[word for axis in axes for word in axis.words])
+        raise UserError("a sweep begins with a recipe", value=str(run), where="--sweep", advice=advice)
+
+
+def submit_sweep(sweep: Sweep, site: str | None, at_once: int | None) -> None:
+    """Make a family with a run for each combination of recipes and values, and then start them."""
+    ready = [_ready(site, recipe, layout) for recipe, layout in sweep.members]
+    replace(sweep.family, at_once=at_once).record(sweep.root)
+    _start_each(ready, at_once, sweep.root)
+
+
+def _refuse_beside_family(
+    what: Path, overrides: tuple[str, ...], shape: str | None, data: Path | None, run: Path | None
+) -> None:
+    if overrides or any(each is not None for each in (shape, data, run)):
         raise UserError(
             "the runs of a family are continued as they are",
             value=str(what),
-            expected="no --set, --data or --run beside a family",
-            advice=f"mrt-hpc submit {word(what)}, or with --set one of the runs below it",
+            expected="no --set, --shape, --data or --run beside a family",
+            advice=Advice("mrt-hpc submit {what}, or with --set one of the runs below it", what=what),
         )
 
 
 class _Ready(NamedTuple):
-    """A run that is made, and its site."""
-
     recipe: Recipe
     plan: Plan
     layout: RunLayout
@@ -144,35 +117,32 @@ class _Ready(NamedTuple):
 
 
 def _ready(site_name: str | None, recipe: Recipe | EvaluationRecipe, layout: RunLayout) -> _Ready:
-    site = site_of_command(site_name, layout).checked().site
+    site = site_of_command(site_name, layout).ensure_usable().site
     quiet = replace(listener(), show=lambda _: None)  # each run says the same
-    return _Ready(*made(as_kind(recipe, Recipe), site, layout.root, quiet), site)
+    return _Ready(*create_run(require_kind(recipe, Recipe), site, layout.root, quiet), site)
 
 
 def _start_each(members: Sequence[_Ready], at_once: int | None, root: Path) -> None:
-    """Start the runs of a family: at a queue all of them, each behind the jobs of the one that is so many before it; on
-    this machine one after the other, where a run that fails does not hold back the next one.
-
-    Raises:
-        UserError: another process starts them, the site refuses, or tasks failed.
+    """Start the runs of a family. A queue gets all of them, each behind the jobs of the run ``at_once`` before it. This
+    machine runs one after the other, and goes on after a run that fails.
     """
     family = RunLayout(root)
-    make_durable(family.jobs)
-    with claimed(family, max(recipe.resilience.heartbeat_limit_s for recipe, *_ in members)):
-        failed = _started(members, at_once)
-    click.echo(f"family: {root}\nfollow it with: mrt-hpc status {word(root)}")
+    make_claim_folders(family)
+    with claim_run(family, max(recipe.resilience.heartbeat_limit_s for recipe, *_ in members)):
+        failed = _start_members(members, at_once)
+    echo(Advice("family: {run}\nfollow it with: mrt-hpc status {run}", run=root))
     if failed:
-        raise failed[0].with_others(failed[1:])
+        raise failed[0].add_others(failed[1:])
 
 
-def _started(members: Sequence[_Ready], at_once: int | None) -> list[UserError]:
-    """Start them, and return the errors of those that failed on this machine; errors as in :func:`_start_each`."""
+def _start_members(members: Sequence[_Ready], at_once: int | None) -> list[UserError]:
+    """It returns the errors of runs that failed on this machine."""
     failed: list[UserError] = []
     for number, (recipe, plan, layout, site) in enumerate(members):
         behind: tuple[str, ...] = ()
         if (queued := site.backend().queue is not None) and at_once is not None and number >= at_once:
             behind = tuple(job_ids_of(live_jobs(members[number - at_once].layout).values()))
-        click.echo(f"run {number + 1} of {len(members)}: {layout.root}")
+        echo(f"run {number + 1} of {len(members)}: {layout.root}")
         try:
             start(recipe, plan, layout, site, listener(), behind)
         except UserError as error:
@@ -183,8 +153,7 @@ def _started(members: Sequence[_Ready], at_once: int | None) -> list[UserError]:
 
 
 def listener() -> Listener:
-    """Prints the sentences of a submission, and shows how far a run on this machine is."""
-    return Listener(click.echo, partial(click.echo, err=True), _display)
+    return Listener(echo, partial(echo, err=True), _display)
 
 
 @contextmanager

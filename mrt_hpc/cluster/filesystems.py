@@ -1,5 +1,5 @@
-"""What can be seen of a filesystem without root: its type, its free space and inodes, the user's quota, and whether the
-operations that a run relies on work there, in its directory and in a node's folder for temporary files.
+"""What a user can see of a filesystem: type, free space and inodes, quota, and whether the operations that a run relies
+on work there.
 """
 
 import errno
@@ -19,15 +19,14 @@ from subprocess import TimeoutExpired
 from mrt_hpc.inference.server_main import LONGEST_SOCKET_FOLDER
 from mrt_hpc.run.access import CACHES
 from mrt_hpc.run.atomic import sync_directory, sync_file
-from mrt_hpc.run.process import finished
+from mrt_hpc.run.process import run_program
 
 SHARED_TYPES = frozenset({
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "glusterfs", "panfs", "pvfs2", "orangefs", "cifs", "smb3", "afs",
     "wekafs", "ocfs2", "gfs2", "quobyte", "daos",
 })  # fmt: skip
-"""Types, in /proc/self/mountinfo, of filesystems that several machines share; those of FUSE have a prefix."""
+"""Types in /proc/self/mountinfo that several machines share; those of FUSE have a prefix."""
 QUOTA_S = 10.0
-"""The time-out of a quota command, seconds."""
 MOUNTS = Path("/proc/self/mountinfo")
 """The names in it may be of any bytes."""
 KIB = 1024
@@ -38,58 +37,51 @@ _COUNT = re.compile(r"(\d{1,18})\*?")
 
 @dataclass(frozen=True)
 class Quota:
-    """What a user has on a filesystem, and may have; None for no limit."""
+    """What a user has and may have; None for no limit."""
 
     used_bytes: int
     limit_bytes: int | None
     used_files: int
     limit_files: int | None
     command: str
-    """The command that said so."""
 
     @property
     def free_bytes(self) -> int | None:
-        """The bytes that may still be written; None for no limit."""
         return None if self.limit_bytes is None else max(0, self.limit_bytes - self.used_bytes)
 
     @property
     def free_files(self) -> int | None:
-        """The files that may still be created; None for no limit."""
         return None if self.limit_files is None else max(0, self.limit_files - self.used_files)
 
 
 @dataclass(frozen=True)
 class Filesystem:
-    """The filesystem that holds a path."""
-
     path: Path
     mount_point: str
     type: str
     free_bytes: int
     free_files: int | None
-    """Free inodes; None where the filesystem does not count them."""
+    """Inodes; None where the filesystem does not count them."""
     quota: Quota | None
-    """None where no quota command answers for it."""
+    """None where no quota command answers."""
 
     @property
     def is_shared(self) -> bool:
-        """Whether its type is one that several machines share."""
+        """Whether several machines share its type."""
         return self.type.removeprefix("fuse.") in SHARED_TYPES or self.type.startswith("fuse.")
 
     @property
     def writable_bytes(self) -> int:
-        """The bytes that this user may still write."""
         left = None if self.quota is None else self.quota.free_bytes
         return self.free_bytes if left is None else min(left, self.free_bytes)
 
     @property
     def writable_files(self) -> int | None:
-        """The files that this user may still create; None where no limit is known."""
+        """Files that this user may write; None where no limit is known."""
         known = [self.free_files, None if self.quota is None else self.quota.free_files]
         return min((count for count in known if count is not None), default=None)
 
-    def in_words(self) -> str:
-        """The facts in one line."""
+    def facts_text(self) -> str:
         files = "" if self.free_files is None else f", {self.free_files:,} inodes"
         said = f"{self.type} at {self.mount_point}, {gigabytes(self.free_bytes)} free{files}"
         if self.quota is None:
@@ -101,21 +93,16 @@ class Filesystem:
 
 
 def gigabytes(count: float) -> str:
-    """Bytes in words, as in ``1.5 GiB``."""
     return f"{count / GIB:,.1f} GiB" if count >= 0.1 * GIB else f"{count / 1024**2:,.1f} MiB"
 
 
 def existing_ancestor(path: Path) -> Path:
-    """The path itself where it exists, else the nearest folder above it that does."""
+    """The path itself, or the nearest folder above it that exists."""
     return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
 
 
 def filesystem(path: Path) -> Filesystem:
-    """The filesystem of a path, or of the nearest folder above it that exists.
-
-    Raises:
-        OSError: the filesystem does not answer.
-    """
+    """The filesystem of a path, or of the nearest folder above it that exists. An OSError where it does not answer."""
     place = existing_ancestor(path)
     mount_point, kind, source = mount_of(place.resolve(), os.fsdecode(MOUNTS.read_bytes()))
     counts = os.statvfs(place)
@@ -124,7 +111,7 @@ def filesystem(path: Path) -> Filesystem:
 
 
 def mount_of(place: Path, mountinfo: str) -> tuple[str, str, str]:
-    """Mount point, type and source of the filesystem that holds a path, from the text of /proc/self/mountinfo."""
+    """Mount point, type and source of a path's filesystem, by /proc/self/mountinfo."""
     mount = ("/", "unknown", "")
     for line in mountinfo.strip("\n").split("\n"):
         before, _, after = line.partition(" - ")
@@ -136,23 +123,22 @@ def mount_of(place: Path, mountinfo: str) -> tuple[str, str, str]:
 
 
 def quota(place: Path, kind: str, source: str) -> Quota | None:
-    """The user's quota, by ``lfs quota`` on Lustre and by ``quota`` elsewhere; None where neither answers."""
+    """The quota by ``lfs quota`` on Lustre and ``quota`` elsewhere; None where neither answers."""
     user = str(os.geteuid())
     lustre = ["lfs", "quota", "-q", "-u", user, str(place)]
     command = lustre if kind == "lustre" else ["quota", "--no-wrap", "--raw-grace", "--filesystem", str(place)]
     if shutil.which(command[0]) is None:
         return None
     try:
-        done = finished(command, QUOTA_S)
+        done = run_program(command, QUOTA_S)
     except (OSError, TimeoutExpired):
         return None
     return parse_quota(done.stdout, str(place) if kind == "lustre" else source, " ".join(command))
 
 
 def parse_quota(text: str, name: str, command: str) -> Quota | None:
-    """The quota in the output of a command, in the words after a filesystem's name: KiB, soft limit, hard limit and
-    grace, then the same for files. None where the name is not in it, or a number is in another form: Lustre sets what
-    it is not sure of in brackets.
+    """The numbers after a filesystem's name: KiB, soft limit, hard limit and grace, then the same for files. None
+    without the name, or with numbers in another form: Lustre sets uncertain ones in brackets.
     """
     words = text.split()
     if name not in words:
@@ -167,27 +153,23 @@ def parse_quota(text: str, name: str, command: str) -> Quota | None:
 
 
 def _limit(soft_and_hard: list[int]) -> int | None:
-    """The lower of the limits that are set; 0 stands for none."""
+    """The lower of the set limits; 0 stands for none."""
     return min((limit for limit in soft_and_hard if limit), default=None)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One operation that was tried on a filesystem."""
+    """One operation, tried on a filesystem."""
 
     name: str
     what_for: str
     """What a run needs it for."""
     problem: str = ""
-    """What went wrong; empty text where it works."""
+    """Empty where it works."""
 
 
 def try_operations(place: Path, operations: "Sequence[Operation]") -> list[Trial]:
-    """Try operations in a folder. All that is made is removed.
-
-    Raises:
-        OSError: no folder can be created in ``place``.
-    """
+    """Try operations in a folder, and remove all that they make. An OSError where ``place`` takes no folder."""
     with trial_folder(place) as folder:
         return [
             Trial(name, what_for, _problem(action, folder / name.replace(" ", "-")))
@@ -196,14 +178,8 @@ def try_operations(place: Path, operations: "Sequence[Operation]") -> list[Trial
 
 
 def scratch_problems(temporary: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """Try what tasks do in the folder for temporary files, and where else their environment sends what they compile.
-
-    Args:
-        temporary: the folder.
-        variables: the environment of a task.
-
-    Returns:
-        What went wrong, by operation; empty text where it works.
+    """Faults, by operation, in the folder for temporary files and where the environment puts compiled code; empty text
+    where an operation works.
     """
     sockets = temporary if len(str(temporary)) <= LONGEST_SOCKET_FOLDER else Path("/tmp")
     problems = _problems(temporary, SCRATCH) | _problems(sockets, SOCKETS)
@@ -225,11 +201,7 @@ def _problems(place: Path, operations: "Sequence[Operation]") -> dict[str, str]:
 
 @contextmanager
 def trial_folder(place: Path) -> Iterator[Path]:
-    """A folder of this user's in ``place``, which is removed at the end.
-
-    Raises:
-        OSError: it cannot be created.
-    """
+    """A folder in ``place``, removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix=".mrt-hpc-doctor-", dir=place))
     try:
         yield folder
@@ -261,13 +233,13 @@ def _rename_folder(folder: Path) -> None:
     for each in (new, old):
         each.mkdir()
         (each / "content").touch()
-    with _refused(OSError, "a folder replaced another one that is not empty"):
+    with _expect_refusal(OSError, "a folder replaced another one that is not empty"):
         new.rename(old)
 
 
 @contextmanager
-def _refused(error: type[OSError], otherwise: str) -> Iterator[None]:
-    """Raise an error in these words unless the system refuses what is tried in the block."""
+def _expect_refusal(error: type[OSError], otherwise: str) -> Iterator[None]:
+    """Raise an error in these words unless the system refuses the block."""
     try:
         yield
     except error:
@@ -279,13 +251,13 @@ def _link(folder: Path) -> None:
     first, second = folder / "one", folder / "other"
     first.touch()
     os.link(first, second)
-    with _refused(FileExistsError, "a second hard link replaced the first"):
+    with _expect_refusal(FileExistsError, "a second hard link replaced the first"):
         os.link(first, second)
 
 
 def _create(folder: Path) -> None:
     (folder / "lease").touch(exist_ok=False)
-    with _refused(FileExistsError, "a file that exists was created a second time"):
+    with _expect_refusal(FileExistsError, "a file that exists was created a second time"):
         (folder / "lease").touch(exist_ok=False)
 
 
@@ -305,7 +277,7 @@ def _owner(folder: Path) -> None:
 def _lock(folder: Path) -> None:
     with (folder / "lock").open("w") as first, (folder / "lock").open("w") as second:
         fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with _refused(BlockingIOError, "a file that is locked was locked a second time"):
+        with _expect_refusal(BlockingIOError, "a file that is locked was locked a second time"):
             fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -338,7 +310,7 @@ def _connect(_: Path) -> None:
 
 
 Operation = tuple[str, str, "Callable[[Path], None]"]
-"""Name, purpose and action; the action raises OSError if the operation does not work in a folder."""
+"""Name, purpose and action; the action raises OSError where the operation does not work."""
 RENAME = ("rename", "results appear whole or not at all", _rename)
 RENAME_FOLDERS = ("rename of folders", "of two tasks that commit the same group only the first wins", _rename_folder)
 OWNER = ("owner and mode", "no other user may write what tasks execute", _owner)
@@ -360,10 +332,10 @@ SCRATCH: tuple[Operation, ...] = (
     ("symbolic link", "the code of a model is found for each of its versions", _symlink),
     EXECUTE,
 )
-"""What tasks do in the folder for temporary files of their node."""
+"""What tasks do in their node's folder for temporary files."""
 SOCKETS: tuple[Operation, ...] = (
     ("socket", "tasks reach their servers", _listen),
     ("loopback address", "ranks of one node exchange gradients", _connect),
 )
 COMPILED: tuple[Operation, ...] = (EXECUTE,)
-"""What tasks do in the folders that their environment names for what is compiled."""
+"""What tasks do in the folders of compiled code."""

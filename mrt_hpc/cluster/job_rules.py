@@ -1,5 +1,5 @@
-"""The rules of a cluster for the jobs of one user: which partitions admit them, what a preemption does to them, how
-many may be queued, and how long they may run.
+"""The rules of a cluster for one user's jobs: which partitions admit them, what a preemption does, how many may be
+queued, and how long they may run.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,31 +9,26 @@ from mrt_hpc.backends.slurm.survey import ALL, PartitionFacts, Qos, Survey, User
 
 
 def refusals(partition: PartitionFacts, user: User, accounts: Iterable[str], qos: str | None) -> list[str]:
-    """Return why a partition admits no job of a user, a sentence each; none if it admits them.
-
-    Args:
-        partition: the partition.
-        user: with the groups that the user is a member of.
-        accounts: the accounts that the job may be charged to, of which one suffices; none if they are not known.
-        qos: the QOS of the job; None if it is not known.
+    """Why a partition admits no job of a user, a sentence each. One of the accounts suffices; empty if they are not
+    known.
     """
     wanted, reasons = list(accounts), []
     if partition.root_only:
         reasons.append("RootOnly=YES: only root may submit to it")
     if partition.allow_groups != ALL and not partition.allow_groups & user.groups:
-        reasons.append(f"AllowGroups={_in_words(partition.allow_groups)}: you are in none of these groups")
+        reasons.append(f"AllowGroups={_sorted_names(partition.allow_groups)}: you are in none of these groups")
     if wanted and partition.allow_accounts != ALL and not partition.allow_accounts & set(wanted):
-        reasons.append(f"AllowAccounts={_in_words(partition.allow_accounts)}: not {', '.join(wanted)}")
+        reasons.append(f"AllowAccounts={_sorted_names(partition.allow_accounts)}: not {', '.join(wanted)}")
     if wanted and partition.allow_accounts == ALL and set(wanted) <= partition.deny_accounts:
-        reasons.append(f"DenyAccounts={_in_words(partition.deny_accounts)}")
+        reasons.append(f"DenyAccounts={_sorted_names(partition.deny_accounts)}")
     if qos is not None and partition.allow_qos != ALL and qos not in partition.allow_qos:
-        reasons.append(f"AllowQos={_in_words(partition.allow_qos)}: not {qos}")
+        reasons.append(f"AllowQos={_sorted_names(partition.allow_qos)}: not {qos}")
     if qos is not None and partition.allow_qos == ALL and qos in partition.deny_qos:
-        reasons.append(f"DenyQos={_in_words(partition.deny_qos)}")
+        reasons.append(f"DenyQos={_sorted_names(partition.deny_qos)}")
     return reasons
 
 
-def _in_words(names: Iterable[str]) -> str:
+def _sorted_names(names: Iterable[str]) -> str:
     return ",".join(sorted(names))
 
 
@@ -50,16 +45,16 @@ class Preemption:
 
 
 def preemption(survey: Survey, partition: PartitionFacts, qos: Qos | None) -> Preemption | None:
-    """Return what a preemption does to jobs of a partition and a QOS; None where the settings are not known."""
+    """None where the settings are not known."""
     settings = survey.settings
     if settings is None:
         return None
     if settings.preempt_type in ("", "preempt/none"):
         return Preemption("OFF", 0, f"PreemptType={settings.preempt_type or 'not set'}")
     if settings.preempt_type == "preempt/qos":
-        mode, grace_s, source = _of_qos(survey, qos)
+        mode, grace_s, source = _qos_preemption(survey, qos)
     else:
-        mode, grace_s, source = _of_partition(survey, partition)
+        mode, grace_s, source = _partition_preemption(survey, partition)
     mode = mode or next(iter(settings.preempt_modes - {"GANG"}), "OFF")
     source_text = f"{settings.preempt_type}, {source}: PreemptMode={mode}"
     if mode == "OFF":
@@ -68,16 +63,16 @@ def preemption(survey: Survey, partition: PartitionFacts, qos: Qos | None) -> Pr
     return Preemption(mode, grace_s + wait_s, f"{source_text}, GraceTime={grace_s} s, KillWait={wait_s} s")
 
 
-def _of_partition(survey: Survey, partition: PartitionFacts) -> tuple[str, int, str]:
-    """Mode, grace and source where the partition decides: jobs of the highest tier are not preempted."""
+def _partition_preemption(survey: Survey, partition: PartitionFacts) -> tuple[str, int, str]:
+    """Mode, grace and source where the partition decides: the highest tier is not preempted."""
     tiers = [other.priority_tier for other in (survey.partitions or {}).values()]
     if partition.priority_tier >= max(tiers, default=0):
         return "OFF", 0, f"no partition has a higher PriorityTier than {partition.name}"
     return partition.preempt_mode, partition.grace_s, f"partition {partition.name}"
 
 
-def _of_qos(survey: Survey, qos: Qos | None) -> tuple[str, int, str]:
-    """Mode, grace and source where the QOS decides: a QOS that no other preempts is not preempted."""
+def _qos_preemption(survey: Survey, qos: Qos | None) -> tuple[str, int, str]:
+    """Mode, grace and source where the QOS decides: one that no other preempts is not preempted."""
     if qos is None:
         return "", 0, "the QOS is not known"
     preempting = [other.name for other in (survey.qos or {}).values() if qos.name in other.preempts]
@@ -89,16 +84,16 @@ def _of_qos(survey: Survey, qos: Qos | None) -> tuple[str, int, str]:
 def submit_limits(
     survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None
 ) -> list[tuple[int, str]]:
-    """The limits on the jobs and array tasks that a user may have queued, each with its source."""
+    """Limits on a user's queued jobs and array tasks, with sources."""
     most_of_all = None if survey.settings is None else survey.settings.max_job_count
-    return _stated(
+    return _known_limits(
         *(
             (association.max_submit_jobs, f"sacctmgr show associations: MaxSubmitJobs of account {association.account}")
             for association in survey.associations_of(account)
         ),
         *(
             (level.max_submit_jobs, f"sacctmgr show qos: MaxSubmitPU of {level.name}")
-            for level in _levels(survey, partitions, account, qos)
+            for level in levels_of(survey, partitions, account, qos)
         ),
         (most_of_all, "scontrol show config: MaxJobCount, of all users together"),
     )
@@ -107,21 +102,20 @@ def submit_limits(
 def time_limits(
     survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None
 ) -> list[tuple[int, str]]:
-    """The limits on the time limit of a job, minutes, each with its source."""
-    levels, associations = _levels(survey, partitions, account, qos), survey.associations_of(account)
-    return _stated(
+    """Limits in minutes for a job, with sources."""
+    levels, associations = levels_of(survey, partitions, account, qos), survey.associations_of(account)
+    return _known_limits(
         *((limited.max_minutes, f"scontrol show partition: MaxTime of {limited.name}") for limited in partitions),
         *((level.max_minutes, f"sacctmgr show qos: MaxWall of {level.name}") for level in levels),
         *((one.max_minutes, f"sacctmgr show associations: MaxWall of {one.account}") for one in associations),
     )
 
 
-def _stated(*limits: tuple[int | None, str]) -> list[tuple[int, str]]:
-    """Those of some limits that the cluster has."""
+def _known_limits(*limits: tuple[int | None, str]) -> list[tuple[int, str]]:
     return [(most, source) for most, source in limits if most is not None]
 
 
-def _levels(survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None) -> list[Qos]:
+def levels_of(survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None) -> list[Qos]:
     """Every QOS whose limits hold for a job: its own and those of its partitions."""
     of_partitions = [(survey.qos or {}).get(partition.qos or "") for partition in partitions]
     levels = [level for level in (survey.qos_of(account, qos), *of_partitions) if level is not None]

@@ -1,5 +1,5 @@
-"""The facts of the machine that a command is typed on which matter to a site profile: Python, modules, Apptainer, the
-filesystems on which runs may lie, and whether a Slurm cluster is used from it.
+"""The facts of this machine that matter to a site profile: Python, modules, Apptainer, the filesystems on which runs
+may lie, and whether a Slurm cluster is used from it.
 """
 
 import os
@@ -10,53 +10,50 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import TimeoutExpired
 
-from mrt_hpc.attempt.python_look import missing_here
+from mrt_hpc.attempt.python_look import missing_packages
 from mrt_hpc.cluster.filesystems import Filesystem, filesystem
-from mrt_hpc.run.process import finished
+from mrt_hpc.run.process import run_program
 
 CONTAINER_COMMANDS = ("apptainer", "singularity")
 BUILDCFG_S = 10.0
-"""Seconds that Apptainer may take to print its configuration."""
+"""Apptainer's time to print its configuration."""
 PLACES = ("SCRATCH", "WORK", "WORKDIR", "PROJECT", "PROJECTS", "DATA", "PWD", "HOME")
-"""The variables in which sites name the user's folders on shared filesystems; the home directory comes last."""
+"""Sites name the user's shared folders by these; the home directory comes last."""
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 """Folders of one machine alone."""
 
 
 @dataclass(frozen=True)
 class LoginNode:
-    """The facts of this machine."""
-
     python: str
     """The Python that runs this command."""
     missing_packages: tuple[str, ...] = ()
-    """The packages of the stack that this Python does not have."""
+    """Packages of the stack that this Python lacks."""
     modules: str = ""
-    """How environment modules were found, as in ``LMOD_CMD=/opt/lmod/lmod``; empty text where there are none."""
+    """How environment modules were found, as in ``LMOD_CMD=/opt/lmod/lmod``."""
     python_module: str | None = None
     """The loaded module that this Python belongs to."""
     container_command: str | None = None
     """The path of Apptainer, or of Singularity."""
     kernel_mounts_images: bool | None = None
-    """Whether the kernel mounts its images, and not a process of the task; None where it does not say."""
+    """Whether the kernel mounts its images, and not a process of the task."""
     filesystems: tuple[Filesystem, ...] = ()
-    """Those that the user's folders lie on, each once."""
+    """Filesystems of the user's folders, each once."""
 
     @property
     def place_for_runs(self) -> Filesystem | None:
-        """The best filesystem for run directories: a shared one, not the home directory, with the most space."""
+        """A shared one, not the home directory, with the most space."""
         home = str(Path.home())
         ranked = sorted(self.filesystems, key=lambda f: (f.is_shared, str(f.path) != home, f.writable_bytes))
         return ranked[-1] if ranked else None
 
 
 def look_at_login_node() -> LoginNode:
-    """Look at this machine."""
     loaded = tuple(filter(None, os.environ.get("LOADEDMODULES", "").split(":")))
     container = next(filter(None, map(shutil.which, CONTAINER_COMMANDS)), None)
     return LoginNode(
         python=sys.executable,
-        missing_packages=missing_here(),
+        missing_packages=missing_packages(),
         modules=_modules(),
         python_module=module_of(sys.base_prefix, loaded),
         container_command=container,
@@ -66,17 +63,12 @@ def look_at_login_node() -> LoginNode:
 
 
 def mounts_by_kernel(container: str) -> bool | None:
-    """Whether the kernel mounts images, by what Apptainer, or Singularity, says of its installation: it does with a
-    setuid starter, unless the configuration asks for squashfuse. Since 1.3 Apptainer leaves that open by default.
-
-    Args:
-        container: the path of the command.
-
-    Returns:
-        None where it cannot be known.
+    """Whether the kernel mounts images, by Apptainer's or Singularity's words on its installation: with a setuid
+    starter, unless the configuration asks for squashfuse. Since 1.3 Apptainer leaves that open by default. None where
+    unknown.
     """
     try:
-        printed = finished([container, "buildcfg"], BUILDCFG_S)
+        printed = run_program([container, "buildcfg"], BUILDCFG_S)
     except (OSError, TimeoutExpired):
         return None
     built = dict(line.split("=", 1) for line in printed.stdout.splitlines() if "=" in line)
@@ -106,7 +98,7 @@ def _modules() -> str:
 
 
 def module_of(prefix: str, loaded: tuple[str, ...]) -> str | None:
-    """The loaded module, as in ``python/3.12.1``, whose version and name stand in the folder of a Python."""
+    """The loaded module, as ``python/3.12.1``, whose version and name stand in a Python's folder."""
     parts = Path(prefix.lower()).parts
     for module in loaded:
         name, _, version = module.lower().partition("/")
@@ -120,7 +112,7 @@ def _is_temporary(path: Path) -> bool:
 
 
 def _filesystems() -> list[Filesystem]:
-    """The filesystem of each place, of those on one mount point the first; one that does not answer is left out."""
+    """Filesystems of all places, the first on each mount point; one that does not answer is left out."""
     filesystems: dict[str, Filesystem] = {}
     for name in PLACES:
         path = os.environ.get(name)

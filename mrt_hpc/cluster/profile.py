@@ -1,5 +1,6 @@
 """Proposes a site profile for a cluster: each value with the reason for it."""
 
+import platform
 import re
 import shlex
 import socket
@@ -14,16 +15,16 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 import mrt_hpc
 from mrt_hpc.backends.sites import LOCAL
-from mrt_hpc.backends.slurm.site import GpuRequest
+from mrt_hpc.backends.slurm.site import GpuRequest, MemoryRequest
 from mrt_hpc.backends.slurm.survey import CONFIG, NODES, PARTITIONS, QOS, PartitionFacts, Survey, associations_command
 from mrt_hpc.cluster.job_rules import preemption, submit_limits, time_limits
 from mrt_hpc.cluster.login_node import LoginNode
 from mrt_hpc.cluster.questions import Wishes, accounts_of, cpu_partitions, gpu_partitions, gpu_types
-from mrt_hpc.errors import UserError, word
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.recipe.base import NAME, PATTERNS
 from mrt_hpc.recipe.find import SITES, folders
 from mrt_hpc.recipe.load import load_site
-from mrt_hpc.run.atomic import creating, replacing
+from mrt_hpc.run.atomic import create_file, replace_file
 
 # -- profile text ------------------------------------------------------------------------------------------------------
 # A site profile as YAML, with the reason beside each value.
@@ -31,22 +32,15 @@ from mrt_hpc.run.atomic import creating, replacing
 
 @dataclass(frozen=True)
 class ProfileEntry:
-    """One value of the profile."""
-
     field: str
-    """The path of the field, as in ``partitions.gpu``."""
+    """As in ``partitions.gpu``."""
     value: Any
     reason: str
-    """Where the value is from; for a value that is left at its default, why."""
+    """Where the value is from, or why it is left at its default."""
 
 
 def profile_text(proposed: Sequence[ProfileEntry], head: Sequence[str]) -> str:
-    """The profile as YAML, with the reason beside each value.
-
-    Args:
-        proposed: all values.
-        head: comment lines at the top, without their ``#``.
-    """
+    """YAML with the reason beside each value; ``head`` are comment lines without their ``#``."""
     tree = CommentedMap()
     for entry in proposed:
         *parents, key = entry.field.split(".")
@@ -77,18 +71,11 @@ def _flow(value: Any) -> Any:
 
 
 Value = tuple[Any, str]
-"""A value, and the reason for it."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
 
 
 def entries(survey: Survey, node: LoginNode, wishes: Wishes) -> list[ProfileEntry]:
-    """Every value of the profile, in the order in which it is written.
-
-    Args:
-        survey: of the cluster.
-        node: the machine that the command is typed on.
-        wishes: what the user has said, with the answers to all questions that have any.
-    """
+    """Entries in the order in which they are written; ``wishes`` have the answers to all questions that have any."""
     return [
         ProfileEntry("type", "slurm", ""),
         ProfileEntry("name", wishes.name, "the name for --site"),
@@ -96,6 +83,7 @@ def entries(survey: Survey, node: LoginNode, wishes: Wishes) -> list[ProfileEntr
         ProfileEntry("qos", *_qos(survey, wishes)),
         *_partitions(survey, wishes),
         ProfileEntry("gpu_request", *_gpu_request(survey, wishes)),
+        ProfileEntry("node_gpus", *_node_gpus(survey, wishes)),
         ProfileEntry("gpu_type", *_gpu_type(survey, wishes)),
         ProfileEntry("memory_request", *_memory(survey)),
         ProfileEntry("max_array_size", *_array_size(survey)),
@@ -104,7 +92,7 @@ def entries(survey: Survey, node: LoginNode, wishes: Wishes) -> list[ProfileEntr
         ProfileEntry("preemption_notice_s", *_notice(survey, wishes)),
         ProfileEntry("setup", *_setup(node, wishes)),
         ProfileEntry("environment", OFFLINE, "compute nodes have no network"),
-        ProfileEntry("python", *_python(node, wishes)),
+        ProfileEntry("python", *_python(survey, node, wishes)),
         *_container(node, wishes),
         ProfileEntry("scratch", *_scratch(wishes)),
     ]
@@ -118,7 +106,7 @@ def _account(survey: Survey, wishes: Wishes) -> Value:
     if names:
         return names[0], "sacctmgr show associations: your only account"
     asked = associations_command(survey.user.name, survey.cluster_name)
-    return None, _unknown(survey, asked, "you have no association")
+    return None, _unseen_reason(survey, asked, "you have no association")
 
 
 def _qos(survey: Survey, wishes: Wishes) -> Value:
@@ -130,10 +118,10 @@ def _qos(survey: Survey, wishes: Wishes) -> Value:
     default = survey.qos_of(wishes.account, None)
     if default is not None:
         return None, f"sacctmgr: jobs get QOS {default.name}; your account has {there or 'no other'}"
-    return None, _unknown(survey, QOS, "the cluster's default")
+    return None, _unseen_reason(survey, QOS, "the cluster's default")
 
 
-def _unknown(survey: Survey, command: Sequence[str], otherwise: str) -> str:
+def _unseen_reason(survey: Survey, command: Sequence[str], otherwise: str) -> str:
     """Why a value could not be seen, or what holds otherwise."""
     why = survey.why_not(command)
     return f"not seen: {why}" if why else otherwise
@@ -150,18 +138,20 @@ def _partitions(survey: Survey, wishes: Wishes) -> Iterator[ProfileEntry]:
         partition = (survey.partitions or {}).get(name or "")
         if partition is not None:
             others = [other for other in names if other != name]
-            yield ProfileEntry(field, name, _in_words(partition) + (f"; others: {', '.join(others)}" if others else ""))
+            yield ProfileEntry(
+                field, name, _partition_text(partition) + (f"; others: {', '.join(others)}" if others else "")
+            )
         elif name is not None:
             yield ProfileEntry(
-                field, name, "chosen; " + _unknown(survey, PARTITIONS, "scontrol shows no such partition")
+                field, name, "chosen; " + _unseen_reason(survey, PARTITIONS, "scontrol shows no such partition")
             )
         else:
             what = "no partition with whole GPUs" if field == "partitions.gpu" else "no partition"
-            yield ProfileEntry(field, None, _unknown(survey, PARTITIONS, f"{what} admits you"))
+            yield ProfileEntry(field, None, _unseen_reason(survey, PARTITIONS, f"{what} admits you"))
 
 
-def _in_words(partition: PartitionFacts) -> str:
-    """A partition in words: its nodes, its GPUs and its time limit."""
+def _partition_text(partition: PartitionFacts) -> str:
+    """The nodes, GPUs and time limit."""
     count = sum(node.count for node in partition.nodes)
     gpus = sorted(
         {f"gpu:{kind + ':' if kind else ''}{number}" for n in partition.nodes for kind, number in n.gpus.items()}
@@ -171,8 +161,8 @@ def _in_words(partition: PartitionFacts) -> str:
     return f"scontrol show partition: {default}{count} node(s){' with ' + ', '.join(gpus) if gpus else ''}, {limit}"
 
 
-def _chosen(survey: Survey, wishes: Wishes) -> list[PartitionFacts]:
-    """The partitions of the profile that the cluster has."""
+def _profile_partitions(survey: Survey, wishes: Wishes) -> list[PartitionFacts]:
+    """The profile's partitions that the cluster has."""
     names = (
         wishes.partition or next(iter(cpu_partitions(survey, wishes)), None),
         wishes.gpu_partition or next(iter(gpu_partitions(survey, wishes)), None),
@@ -182,14 +172,21 @@ def _chosen(survey: Survey, wishes: Wishes) -> list[PartitionFacts]:
 
 
 def _gpu_request(survey: Survey, wishes: Wishes) -> Value:
-    with_gpus = [partition for partition in _chosen(survey, wishes) if partition.gpu_nodes]
+    with_gpus = [partition for partition in _profile_partitions(survey, wishes) if partition.gpu_nodes]
     if with_gpus or survey.partitions is None:
         reason = f"sinfo: nodes of {with_gpus[-1].name} have GRES gpu" if with_gpus else "not seen: the usual way"
         return GpuRequest.GRES.value, reason
-    if survey.settings is not None and survey.settings.select_type == "select/linear":
-        return GpuRequest.NONE.value, "scontrol show config: select/linear allocates whole nodes"
+    if whole := next(filter(None, map(survey.why_whole_nodes, _profile_partitions(survey, wishes))), ""):
+        return GpuRequest.NONE.value, whole
     parts = _parts_only(survey, wishes)
     return GpuRequest.GRES.value, parts or "the usual way; sinfo shows no GRES gpu in your partitions"
+
+
+def _node_gpus(survey: Survey, wishes: Wishes) -> Value:
+    for partition in _profile_partitions(survey, wishes):
+        if partition.gpu_counts and (whole := survey.why_whole_nodes(partition)):
+            return partition.gpu_counts[0], f"{whole}: all GPUs of a node are charged"
+    return None, _unseen_reason(survey, PARTITIONS, "jobs are charged for the GPUs that they ask for")
 
 
 def _gpu_type(survey: Survey, wishes: Wishes) -> Value:
@@ -198,45 +195,45 @@ def _gpu_type(survey: Survey, wishes: Wishes) -> Value:
         return wishes.gpu_type, f"chosen; sinfo shows {', '.join(kinds) or 'no type'}"
     if kinds:
         return kinds[0], "sinfo: the only type in that partition"
-    return None, _unknown(survey, NODES, _parts_only(survey, wishes) or "sinfo: the GRES has no type")
+    return None, _unseen_reason(survey, NODES, _parts_only(survey, wishes) or "sinfo: the GRES has no type")
 
 
 def _parts_only(survey: Survey, wishes: Wishes) -> str:
-    """The parts of GPUs (MIG) in the partitions of the profile, in words; empty where there are none."""
-    slices = sorted({kind for partition in _chosen(survey, wishes) for kind in partition.slice_types})
+    """Parts of GPUs (MIG) in the profile's partitions, in words."""
+    slices = sorted({kind for partition in _profile_partitions(survey, wishes) for kind in partition.slice_types})
     return f"sinfo shows parts of GPUs (MIG) only in your partitions: {', '.join(slices)}" if slices else ""
 
 
 def _memory(survey: Survey) -> Value:
     settings = survey.settings
     if settings is None or settings.allocates_memory is None:
-        return True, _unknown(survey, CONFIG, "the default")
+        return MemoryRequest.MEM.value, _unseen_reason(survey, CONFIG, "the default")
     if settings.allocates_memory:
-        return True, "scontrol show config: SelectTypeParameters allocates memory to jobs"
-    return False, "scontrol show config: SelectTypeParameters does not allocate memory"
+        return MemoryRequest.MEM.value, "scontrol show config: SelectTypeParameters allocates memory to jobs"
+    return MemoryRequest.NONE.value, "scontrol show config: SelectTypeParameters does not allocate memory"
 
 
 def _array_size(survey: Survey) -> Value:
     size = None if survey.settings is None else survey.settings.max_array_size
     if size is None:
-        return 1001, _unknown(survey, CONFIG, "Slurm's default")
-    return max(1, size), "scontrol show config: MaxArraySize"
+        return 1001, _unseen_reason(survey, CONFIG, "Slurm's default")
+    return max(1, size), "scontrol show config: MaxArraySize, or max_array_tasks where that is less"
 
 
 def _submit_jobs(survey: Survey, wishes: Wishes) -> Value:
-    limits = submit_limits(survey, _chosen(survey, wishes), wishes.account, wishes.qos)
-    most, source = min(limits, default=(None, _unknown(survey, CONFIG, "no limit is set")))
+    limits = submit_limits(survey, _profile_partitions(survey, wishes), wishes.account, wishes.qos)
+    most, source = min(limits, default=(None, _unseen_reason(survey, CONFIG, "no limit is set")))
     return None if most is None else max(1, most), source
 
 
 def _time(survey: Survey, wishes: Wishes) -> Value:
-    limits = time_limits(survey, _chosen(survey, wishes), wishes.account, wishes.qos)
-    return min(limits, default=(None, _unknown(survey, PARTITIONS, "no limit is set")))
+    limits = time_limits(survey, _profile_partitions(survey, wishes), wishes.account, wishes.qos)
+    return min(limits, default=(None, _unseen_reason(survey, PARTITIONS, "no limit is set")))
 
 
 def _notice(survey: Survey, wishes: Wishes) -> Value:
     qos = survey.qos_of(wishes.account, wishes.qos)
-    partitions = _chosen(survey, wishes)
+    partitions = _profile_partitions(survey, wishes)
     found = [(found, one.name) for one in partitions if (found := preemption(survey, one, qos)) is not None]
     preempted = [(one.notice_s, name, one.source) for one, name in found if one.mode != "OFF"]
     if preempted:
@@ -244,7 +241,7 @@ def _notice(survey: Survey, wishes: Wishes) -> Value:
         return seconds, f"GraceTime + KillWait: {source}"
     if found:
         return None, f"jobs of {', '.join(name for _, name in found)} are not preempted: {found[-1][0].source}"
-    return None, _unknown(survey, CONFIG, "not known")
+    return None, _unseen_reason(survey, CONFIG, "not known")
 
 
 def _setup(node: LoginNode, wishes: Wishes) -> Value:
@@ -257,7 +254,7 @@ def _setup(node: LoginNode, wishes: Wishes) -> Value:
     return [], f"shell lines before each task, as in [module load gcc], none for CUDA; {modules}"
 
 
-def _python(node: LoginNode, wishes: Wishes) -> Value:
+def _python(survey: Survey, node: LoginNode, wishes: Wishes) -> Value:
     if wishes.python:
         return wishes.python, "the Python of the compute nodes"
     if wishes.image is not None:
@@ -265,6 +262,10 @@ def _python(node: LoginNode, wishes: Wishes) -> Value:
     if node.missing_packages:
         without = ", ".join(node.missing_packages)
         return None, f"name the Python of the compute nodes: {node.python} has no {without}"
+    others = {machine for partition in _profile_partitions(survey, wishes) for machine in partition.architectures}
+    if others := others - {platform.machine()}:
+        seen = f"scontrol show node: nodes are {', '.join(sorted(others))}, and this machine {platform.machine()}"
+        return None, f"name the Python of the compute nodes: {seen}"
     return None, f"the Python that runs mrt-hpc: {node.python}"
 
 
@@ -300,11 +301,6 @@ def _scratch(wishes: Wishes) -> Value:
 
 
 def site_name(given: str | None, survey: Survey) -> str:
-    """The name of the profile: the one given, else the cluster's, else that of this machine.
-
-    Raises:
-        UserError: the name given cannot be that of a profile.
-    """
     if given is None:
         cluster_name = (survey.settings.name if survey.settings else "") or socket.gethostname().partition(".")[0]
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", cluster_name).strip("-._")[:64]
@@ -320,37 +316,23 @@ def site_name(given: str | None, survey: Survey) -> str:
 
 
 def profile_path(name: str) -> Path:
-    """Where the profile of this name is kept: the user's own folder of site profiles."""
+    """The file in the user's own folder of site profiles."""
     return folders(SITES)[0] / f"{name}.yaml"
 
 
 def refuse_existing(path: Path) -> None:
-    """Refuse to replace a file.
-
-    Raises:
-        UserError: there is one.
-    """
     if path.exists():
         raise UserError(
             "a site profile of this name exists",
             where=path,
-            advice=f"mrt-hpc doctor --site {word(path)} checks it; --force replaces it, --output FILE writes another",
+            advice=Advice(
+                "mrt-hpc doctor --site {path} checks it; --force replaces it, --output FILE writes another", path=path
+            ),
         )
 
 
 def write_profile(path: Path, survey: Survey, node: LoginNode, wishes: Wishes, *, force: bool) -> None:
-    """Write the profile whole, after reading it as a submission would.
-
-    Args:
-        path: the file.
-        survey: of the cluster.
-        node: the machine that the command is typed on.
-        wishes: what the user has said.
-        force: whether an existing file is replaced.
-
-    Raises:
-        UserError: a value that was given is wrong, or the file exists.
-    """
+    """Write the profile whole, after reading it as a submission would; ``force`` replaces an existing file."""
     head = (
         f"Site profile {wishes.name}, written by mrt-hpc {mrt_hpc.__version__} init from what Slurm's commands said.",
         "Change it as you like; `mrt-hpc fields site` lists every field, and `mrt-hpc doctor` checks the values.",
@@ -362,29 +344,24 @@ def write_profile(path: Path, survey: Survey, node: LoginNode, wishes: Wishes, *
         raise UserError(
             f"there is no place for the profile: {error.strerror or error}",
             where=path.parent,
-            advice=f"mrt-hpc init {wishes.name} --output FILE, a file in a folder of your own",
+            advice=Advice("mrt-hpc init {name} --output FILE, a file in a folder of your own", name=wishes.name),
         ) from error
     if force:
-        with replacing(path) as temporary:
+        with replace_file(path) as temporary:
             _write_checked(temporary, text)
         return
-    with creating(path) as commit:
+    with create_file(path) as commit:
         _write_checked(commit.temporary, text)
     if not commit.won:
         refuse_existing(path)
 
 
 def _write_checked(temporary: Path, text: str) -> None:
-    """Write the text and read it back.
-
-    Raises:
-        UserError: the profile is wrong.
-    """
     temporary.write_text(text, encoding="utf-8")
     try:
         load_site(temporary)
     except UserError as error:
-        raise error.in_other_words(
+        raise error.reword(
             f"the profile would be wrong: {error.what}",
             where="the options of mrt-hpc init, or what Slurm said",
             advice="the same command with another value (mrt-hpc init --help lists the options)",

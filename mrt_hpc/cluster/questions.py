@@ -12,13 +12,11 @@ from mrt_hpc.cluster.login_node import LoginNode
 
 @dataclass(frozen=True)
 class Question:
-    """What the cluster leaves open."""
-
     wish: str
-    """The field of :class:`Wishes` that the answer fills; the option of ``mrt-hpc init`` has the same name."""
+    """The field of :class:`Wishes` for the answer; the option of ``mrt-hpc init`` has the same name."""
     text: str
     choices: tuple[str, ...] = ()
-    """The possible answers, the proposed one first; none if the answer is free."""
+    """The proposed answer first; none if the answer is free."""
 
     @property
     def option(self) -> str:
@@ -26,8 +24,8 @@ class Question:
         return "--" + self.wish.replace("_", "-")
 
     @property
-    def proposed(self) -> str | None:
-        """The answer that is taken if none is given."""
+    def proposal(self) -> str | None:
+        """Taken if no answer is given."""
         return self.choices[0] if self.choices else None
 
 
@@ -46,8 +44,7 @@ class Wishes:
     scratch: str | None = None
     setup: tuple[str, ...] = ()
 
-    def with_answer(self, question: Question, answer: str) -> Self:
-        """The wishes with the answer to a question."""
+    def take_answer(self, question: Question, answer: str) -> Self:
         changes: dict[str, Any] = {question.wish: answer}
         return replace(self, **changes)
 
@@ -57,16 +54,15 @@ class Wishes:
 
 
 FOR_TESTS = re.compile(r"debug|test|interactive|short|devel", re.IGNORECASE)
-"""Names of partitions that are meant for short trials."""
+"""Partitions for short trials."""
 
 
 def accounts_of(survey: Survey) -> list[str]:
-    """The user's accounts, the default one first."""
     names = dict.fromkeys(association.account for association in survey.associations or ())
     return sorted(names, key=lambda name: name != survey.default_account)
 
 
-def _admitted(survey: Survey, wishes: Wishes) -> list[PartitionFacts]:
+def _open_partitions(survey: Survey, wishes: Wishes) -> list[PartitionFacts]:
     """The partitions that start jobs of this user."""
     accounts = [wishes.account] if wishes.account else accounts_of(survey)
     return [
@@ -77,24 +73,24 @@ def _admitted(survey: Survey, wishes: Wishes) -> list[PartitionFacts]:
 
 
 def cpu_partitions(survey: Survey, wishes: Wishes) -> list[str]:
-    """Partitions for jobs without GPUs, the best first: the default one, and those without GPUs and preemption."""
+    """The best first: the default one, and those without GPUs and preemption."""
 
     def rank(partition: PartitionFacts) -> tuple[object, ...]:
         tests = FOR_TESTS.search(partition.name) is not None
         return (not partition.is_default, tests, _is_preempted(survey, partition, wishes), partition.gpu_nodes > 0)
 
-    return [partition.name for partition in sorted(_admitted(survey, wishes), key=rank)]
+    return [partition.name for partition in sorted(_open_partitions(survey, wishes), key=rank)]
 
 
 def gpu_partitions(survey: Survey, wishes: Wishes) -> list[str]:
-    """Partitions with GPUs, the best first: not for tests, not preempted, not the default one, with many nodes."""
+    """The best first: not for tests, not preempted, not the default one, with many nodes."""
 
     def rank(partition: PartitionFacts) -> tuple[object, ...]:
         tests = FOR_TESTS.search(partition.name) is not None
         preempted = _is_preempted(survey, partition, wishes)
         return (tests, preempted, partition.is_default, -partition.gpu_nodes)
 
-    return [partition.name for partition in sorted(_admitted(survey, wishes), key=rank) if partition.gpu_nodes]
+    return [partition.name for partition in sorted(_open_partitions(survey, wishes), key=rank) if partition.gpu_nodes]
 
 
 def _is_preempted(survey: Survey, partition: PartitionFacts, wishes: Wishes) -> bool:
@@ -103,7 +99,7 @@ def _is_preempted(survey: Survey, partition: PartitionFacts, wishes: Wishes) -> 
 
 
 def gpu_types(survey: Survey, wishes: Wishes) -> list[str]:
-    """The types of the GPUs in the chosen partition, of which most nodes have the first."""
+    """Types in the chosen partition; most nodes have the first."""
     partition = survey.partition(wishes.gpu_partition or next(iter(gpu_partitions(survey, wishes)), ""))
     counts: dict[str, int] = {}
     for node in () if partition is None else partition.nodes:
@@ -113,7 +109,7 @@ def gpu_types(survey: Survey, wishes: Wishes) -> list[str]:
 
 
 def qos_choices(survey: Survey, wishes: Wishes) -> list[str]:
-    """The QOS to choose from, where an account has neither a default nor the QOS normal."""
+    """Choices where an account has neither a default nor the QOS normal."""
     associations = survey.associations_of(wishes.account)
     if any(
         association.default_qos or "normal" in association.qos or len(association.qos) < 2
@@ -124,12 +120,12 @@ def qos_choices(survey: Survey, wishes: Wishes) -> list[str]:
 
 
 def open_questions(survey: Survey, node: LoginNode, wishes: Wishes) -> list[Question]:
-    """The questions that the wishes do not answer; an answer to the first may change the others."""
+    """Questions that the wishes do not answer; the first answer may change the others."""
     return [question for question in _questions(survey, node, wishes) if getattr(wishes, question.wish) is None]
 
 
 def _questions(survey: Survey, node: LoginNode, wishes: Wishes) -> Iterator[Question]:
-    """The questions that are open as far as the earlier ones are answered."""
+    """Open as far as the earlier questions are answered."""
     accounts = accounts_of(survey)
     if len(accounts) > 1:
         yield Question("account", "The account that jobs are charged to", tuple(accounts))
@@ -158,9 +154,9 @@ def _questions(survey: Survey, node: LoginNode, wishes: Wishes) -> Iterator[Ques
         )
 
 
-def with_proposals(survey: Survey, node: LoginNode, wishes: Wishes) -> Wishes:
+def take_proposals(survey: Survey, node: LoginNode, wishes: Wishes) -> Wishes:
     """The wishes, with the proposed answer to each question that has one."""
     for question in open_questions(survey, node, wishes):
-        if question.proposed is not None:
-            return with_proposals(survey, node, wishes.with_answer(question, question.proposed))
+        if question.proposal is not None:
+            return take_proposals(survey, node, wishes.take_answer(question, question.proposal))
     return wishes

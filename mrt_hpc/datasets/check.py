@@ -1,5 +1,5 @@
-"""Checks data files: ids and problems that repeat, problems of training that stand in a benchmark, gold answers that
-the verifier cannot read, and special tokens in problems.
+"""Checks data files: repeated ids and problems, training problems in a benchmark, gold answers that the verifier cannot
+read or no answer reaches, special tokens in problems, and missing pictures.
 """
 
 import json
@@ -21,13 +21,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from mrt_hpc.datasets.conversion import SourceRecord, record_file
 from mrt_hpc.domains.base import Verifier
-from mrt_hpc.domains.verifiers import unreadable_answers
-from mrt_hpc.errors import UserError, word
+from mrt_hpc.domains.verifiers import GoldFault, MathVerifier, gold_faults
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.inference.tokens import StoredTokens
-from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.base import require_kind
 from mrt_hpc.recipe.kinds import VERIFIERS, VerifierSettings
+from mrt_hpc.recipe.ownership import limited_lines
 from mrt_hpc.recipe.sections import Grading
-from mrt_hpc.recipe.source import UNREADABLE, parsed
+from mrt_hpc.recipe.source import UNREADABLE, parse_yaml
 from mrt_hpc.recipe.user_code import import_from
 from mrt_hpc.run.atomic import checksum
 from mrt_hpc.run.problems import problem_of_line
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 
 class FindingKind(StrEnum):
-    """What is wrong."""
-
     CHANGED_FILE = "changed_file"
     """The file is not the one that its record of the source describes."""
     BAD_LINE = "bad_line"
@@ -51,55 +50,51 @@ class FindingKind(StrEnum):
     REPEATED_ID = "repeated_id"
     """Several lines of a file have one id: a run refuses the file."""
     REPEATED_PROBLEM = "repeated_problem"
-    """Several lines of a file hold the same problem."""
     SIMILAR_PROBLEM = "similar_problem"
-    """Two lines of a file hold nearly the same problem."""
+    """Nearly the same problem twice in a file."""
     SHARED_PROBLEM = "shared_problem"
-    """Two files hold the same problem."""
     SHARED_SIMILAR_PROBLEM = "shared_similar_problem"
-    """Two files hold nearly the same problem."""
+    """Nearly the same problem in two files."""
     UNREADABLE_ANSWER = "unreadable_answer"
     """The verifier cannot read a gold answer, so that an answer in another spelling is wrong."""
-    SPECIAL_TOKEN = "special_token"
-    """The text of a problem holds what a tokenizer reads as a special token: a run with such a model refuses the file.
+    DOUBTFUL_ANSWER = "doubtful_answer"
+    """An ordinary spelling of a gold answer is wrong, or almost any answer right, or it may be a decimal with a
+    comma.
     """
+    MISSING_PICTURE = "missing_picture"
+    """A problem names a picture, which no problem can hold."""
+    SPECIAL_TOKEN = "special_token"
+    """A problem holds what a tokenizer reads as a special token: a run with such a model refuses the file."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A line of a data file."""
-
     file: str
     line: int
     """Counted from 1; 0 for the whole file."""
     id: str
-    """The id of the problem; empty where the line has none."""
+    """Of the problem; empty where the line has none."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding, with all lines that take part in it."""
-
     kind: FindingKind
     places: tuple[Place, ...]
     detail: str = ""
     """What stands there, or why it is refused."""
     overlap: float | None = None
-    """The overlap of similar problems: the Jaccard similarity of their 5-grams of words."""
+    """Of similar problems: the Jaccard similarity of their 5-grams of words."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that take part."""
         return tuple(dict.fromkeys(place.file for place in self.places))
 
 
 @dataclass(frozen=True)
 class CheckedFile:
-    """A file that was checked."""
-
     file: str
     problems: int
-    """The number of lines that hold a problem."""
+    """Lines that hold a problem."""
     sha256: str
     recorded: bool
     """Whether a record of its source stands beside it."""
@@ -107,22 +102,17 @@ class CheckedFile:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """All that a check found."""
-
     files: tuple[CheckedFile, ...]
     against: tuple[CheckedFile, ...]
     """Files that were only compared with."""
     compared: tuple[tuple[str, str], ...]
-    """The pairs of files whose problems were compared."""
     findings: tuple[Finding, ...]
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was found."""
         return not self.findings
 
     def of(self, kind: str, *files: str) -> list[Finding]:
-        """The findings of one kind in a file, or between two files."""
         return [finding for finding in self.findings if finding.kind == kind and set(finding.files) == set(files)]
 
 
@@ -132,16 +122,12 @@ class CheckReport:
 
 @dataclass(frozen=True)
 class Entry:
-    """A problem and its place."""
-
     place: Place
     problem: Problem
 
 
 @dataclass(frozen=True)
 class LoadedSet:
-    """What a data file holds."""
-
     about: CheckedFile
     entries: tuple[Entry, ...]
     findings: tuple[Finding, ...]
@@ -149,35 +135,31 @@ class LoadedSet:
 
     @property
     def file(self) -> str:
-        """The name of the file, as it was typed."""
+        """As it was typed."""
         return self.about.file
 
 
 def load(path: Path) -> LoadedSet:
-    """Read a data file as far as it can be read.
-
-    Raises:
-        UserError: there is no such file.
-    """
+    """Read a data file as far as it can be read."""
     if not path.is_file():
         raise UserError(
             "no such data file",
             value=str(path),
             expected="a file of JSON lines",
-            advice=f"ls {word(path.parent)}, or mrt-hpc data prepare SOURCE {word(path)}",
+            advice=Advice("ls {parent}, or mrt-hpc data prepare SOURCE {path}", parent=path.parent, path=path),
         )
     read = list(_lines(path))
     entries = tuple(item for item in read if isinstance(item, Entry))
     faults = [item for item in read if isinstance(item, Finding)]
     if not read:
-        faults.append(_of_file(FindingKind.BAD_LINE, path, "the file holds nothing"))
+        faults.append(_file_finding(FindingKind.BAD_LINE, path, "the file holds nothing"))
     about = CheckedFile(str(path), len(entries), checksum(path), record_file(path).is_file())
-    return LoadedSet(about, entries, (*_changed(path, about), *faults))
+    return LoadedSet(about, entries, (*_record_findings(path, about), *faults))
 
 
 def _lines(path: Path) -> Iterator[Entry | Finding]:
     with path.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
+        for number, line in enumerate(limited_lines(stream, path), start=1):
             if line.strip():
                 yield _read(line, path, number)
 
@@ -191,22 +173,22 @@ def _read(line: bytes, path: Path, number: int) -> Entry | Finding:
     return Entry(Place(str(path), number, problem.id), problem)
 
 
-def _changed(path: Path, about: CheckedFile) -> Iterator[Finding]:
-    """A finding where the record of the source has another content, or cannot be read."""
+def _record_findings(path: Path, about: CheckedFile) -> Iterator[Finding]:
+    """The record of the source has another content, or cannot be read."""
     if not about.recorded:
         return
     record_path = record_file(path)
     try:
         expected = SourceRecord.read(record_path).sha256
     except UserError as error:
-        yield _of_file(FindingKind.CHANGED_FILE, path, f"{record_path.name}: {error.what}: {error.value}")
+        yield _file_finding(FindingKind.CHANGED_FILE, path, f"{record_path.name}: {error.what}: {error.value}")
         return
     if expected != about.sha256:
         digests = f"SHA-256 is {about.sha256[:12]}..., {record_path.name} says {expected[:12]}..."
-        yield _of_file(FindingKind.CHANGED_FILE, path, digests)
+        yield _file_finding(FindingKind.CHANGED_FILE, path, digests)
 
 
-def _of_file(kind: FindingKind, path: Path, detail: str) -> Finding:
+def _file_finding(kind: FindingKind, path: Path, detail: str) -> Finding:
     return Finding(kind, (Place(str(path), 0, ""),), detail)
 
 
@@ -219,49 +201,43 @@ def _of_file(kind: FindingKind, path: Path, detail: str) -> Finding:
 
 
 GRAM_WORDS = 5
-"""The number of consecutive words that make one element."""
+"""Consecutive words that make one element."""
 LEAST_OVERLAP = 0.8
-"""The Jaccard similarity from which two texts count as similar."""
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class SimilarPair:
-    """Two texts, by index, and the Jaccard similarity of their 5-grams."""
-
     first: int
     second: int
     overlap: float
 
 
 def similar_pairs(texts: Sequence[tuple[str, ...]], least: float = LEAST_OVERLAP) -> list[SimilarPair]:
-    """All pairs of texts whose overlap is at least ``least``, in order of their indices.
-
-    Args:
-        texts: the words of each text. Texts of fewer than five words have no overlap with others.
-        least: the smallest overlap, above 0.
+    """All pairs of texts whose overlap is at least ``least`` (above 0), in order of their indices. Texts of fewer than
+    five words have no overlap.
     """
-    grams = _ranked([_grams(text) for text in texts])
+    grams = _rank_grams([_grams(text) for text in texts])
     order = sorted((index for index in range(len(grams)) if len(grams[index])), key=lambda i: (len(grams[i]), i))
     postings: dict[int, list[int]] = defaultdict(list)
     pairs = []
     for index in order:
         prefix = _prefix(grams[index], least)
         candidates = {other for gram in prefix for other in postings[gram]}
-        pairs += list(_verified(index, candidates, grams, least))
+        pairs += list(_verify_candidates(index, candidates, grams, least))
         for gram in prefix:
             postings[gram].append(index)
     return sorted(pairs, key=lambda pair: (pair.first, pair.second))
 
 
 def _grams(text: tuple[str, ...]) -> np.ndarray:
-    """The distinct 5-grams of a text as 64-bit hashes."""
+    """Distinct, as 64-bit hashes of words in a row."""
     count = max(len(text) - GRAM_WORDS + 1, 0)
     hashes = [hash(text[start : start + GRAM_WORDS]) for start in range(count)]
     return np.unique(np.array(hashes, dtype=np.int64))
 
 
-def _ranked(grams: list[np.ndarray]) -> list[np.ndarray]:
+def _rank_grams(grams: list[np.ndarray]) -> list[np.ndarray]:
     """Each text's grams as their ranks among all grams, the rarest first, sorted."""
     if not grams:
         return []
@@ -277,7 +253,9 @@ def _prefix(ranks: np.ndarray, least: float) -> list[int]:
     return [int(rank) for rank in ranks[: len(ranks) - shared + 1]]
 
 
-def _verified(index: int, candidates: set[int], grams: list[np.ndarray], least: float) -> Iterator[SimilarPair]:
+def _verify_candidates(
+    index: int, candidates: set[int], grams: list[np.ndarray], least: float
+) -> Iterator[SimilarPair]:
     """The candidates that overlap enough; each is as long as the text or shorter."""
     size = len(grams[index])
     for other in candidates:
@@ -298,19 +276,15 @@ _SPACING = re.compile(
 )
 """Commands of LaTeX that only set space or size, line breaks, and marks where mathematics begins and ends."""
 _PUNCTUATION = re.compile(r"(?<!\d)\.|\.(?!\d)|[,;:?\"'`´‘’“”„…{}]")
-"""Signs of sentences, and braces that only hold a group together. The point of a decimal number stays, and so do the
-signs of mathematics.
+"""Signs of sentences, and braces that only group. The point of a decimal number stays, and so do the signs of
+mathematics.
 """
 _DASHES = re.compile(r"[‐‑‒–—−]")
 _WORD = re.compile(r"\\[a-z]+|[^\W\d_]+|\d+(?:\.\d+)?|[^\s\w]|_")
-"""A command, a word, a number or a sign."""
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words, numbers, LaTeX commands and mathematical signs of a problem, in order.
-
-    Two problems that differ only in blank space, LaTeX spacing, case and punctuation have the same words.
-    """
+    """In order. Problems that differ only in blank space, LaTeX spacing, case and punctuation have the same words."""
     plain = unicodedata.normalize("NFKC", text)
     plain = _SPACING.sub(" ", _DASHES.sub("-", plain))
     plain = re.sub(r"\\[dt]frac(?![a-zA-Z])", r"\\frac", plain)
@@ -325,7 +299,6 @@ Words = tuple[str, ...]
 
 
 def repeated_ids(loaded: LoadedSet) -> Iterator[Finding]:
-    """Each id that several lines of a file have."""
     by_id = sorted(loaded.entries, key=lambda entry: entry.problem.id)
     for _, group in groupby(by_id, key=lambda entry: entry.problem.id):
         entries = list(group)
@@ -335,13 +308,11 @@ def repeated_ids(loaded: LoadedSet) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class ProblemIndex:
-    """The problems of several files by their words."""
-
     sets: Sequence[LoadedSet]
 
     @cached_property
-    def by_words(self) -> dict[Words, dict[str, list[Entry]]]:
-        """The lines that have the words of each problem, by file."""
+    def entries_by_words(self) -> dict[Words, dict[str, list[Entry]]]:
+        """The lines with the words of each problem, by file."""
         found: dict[Words, dict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
         for loaded in self.sets:
             for entry in loaded.entries:
@@ -351,13 +322,15 @@ class ProblemIndex:
     @cached_property
     def similar(self) -> list[tuple[dict[str, list[Entry]], dict[str, list[Entry]], float]]:
         """The lines of each two problems that are nearly the same, by file, and their overlap."""
-        texts = list(self.by_words)
+        texts = list(self.entries_by_words)
         pairs = similar_pairs(texts)
-        return [(self.by_words[texts[p.first]], self.by_words[texts[p.second]], p.overlap) for p in pairs]
+        return [
+            (self.entries_by_words[texts[p.first]], self.entries_by_words[texts[p.second]], p.overlap) for p in pairs
+        ]
 
-    def within(self, file: str) -> Iterator[Finding]:
-        """Problems that a file holds twice, and then those that it holds in nearly the same words."""
-        for lines in self.by_words.values():
+    def repeats_in(self, file: str) -> Iterator[Finding]:
+        """Problems that a file holds twice, then those in nearly the same words."""
+        for lines in self.entries_by_words.values():
             if len(entries := lines.get(file, [])) > 1:
                 yield _finding(FindingKind.REPEATED_PROBLEM, entries)
         for first, second, overlap in self.similar:
@@ -365,9 +338,9 @@ class ProblemIndex:
                 entries = [first[file][0], second[file][0]]
                 yield _finding(FindingKind.SIMILAR_PROBLEM, entries, overlap)
 
-    def between(self, file: str, other: str) -> Iterator[Finding]:
-        """Problems that stand in both of two files, and then those that do in nearly the same words."""
-        for lines in self.by_words.values():
+    def repeats_across(self, file: str, other: str) -> Iterator[Finding]:
+        """Problems that two files share, then those in nearly the same words."""
+        for lines in self.entries_by_words.values():
             if file in lines and other in lines:
                 yield _finding(FindingKind.SHARED_PROBLEM, [*lines[file], *lines[other]])
         for pair in self.similar:
@@ -378,7 +351,7 @@ class ProblemIndex:
 
 
 def _finding(kind: FindingKind, entries: list[Entry], overlap: float | None = None) -> Finding:
-    """The finding on some lines; it says where the gold answers differ, since one of them may be wrong."""
+    """Says where the gold answers differ, since one of them may be wrong."""
     golds = [golds_of(entry.problem.answer) for entry in reversed(entries)]
     answers = {frozenset(map(words, several)): gold_text(several) for several in golds}
     listed = ", ".join(repr(answer) for answer in reversed(answers.values()))
@@ -388,47 +361,43 @@ def _finding(kind: FindingKind, entries: list[Entry], overlap: float | None = No
 
 _VERIFIER: TypeAdapter[VerifierSettings] = TypeAdapter(Annotated[VerifierSettings, VERIFIERS])
 PROCESSES = min(4, len(os.sched_getaffinity(0)))
-"""The number of grader processes; it changes no finding."""
+"""Grader processes; their number changes no finding."""
 USUAL_SPECIAL = re.compile(
     r"<[|｜][^|｜<>\s]{1,40}[|｜]>|</?(?:s|think)>|<(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>|\[/?INST\]"
 )
-"""Texts that are special tokens of many models; a hint where no model is named."""
+"""Special tokens of many models; a hint where no model is named."""
+_DECIMAL_COMMA = re.compile("[+-]?[0-9]+,[0-9]{1,2}")
+_PICTURE = re.compile(r"<image[^<>]*>|<img\b[^<>]*>|!\[[^\[\]]*\]\([^()]*\)|\\includegraphics(?![A-Za-z])")
 TAGS = ("<think>", "</think>")
-"""Tags of thoughts, which no problem should hold, whether or not they are special."""
+"""Tags of thoughts, which no problem should hold, special or not."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """What to check."""
-
     files: tuple[Path, ...]
     against: tuple[Path, ...] = ()
-    """Files whose problems may not stand in ``files``; only lines that cannot be read are reported of them."""
+    """Files whose problems may not stand in ``files``; of these, only unreadable lines are reported."""
     verifier: str = "math"
-    """A verifier as in a recipe: its type alone, or its fields in braces. Classes and functions of the user's own may
-    lie in the working directory.
+    """As in a recipe: its type alone, or its fields in braces. Classes and functions of the user's own may lie in the
+    working directory.
     """
     model: Path | None = None
-    """The model directory whose special tokens no problem may hold; None looks for those of many models."""
+    """A directory whose special tokens no problem may hold; None looks for those of many models."""
     grading: Grading = field(default_factory=lambda: Grading(processes=PROCESSES))
 
 
 def check(asked: Check) -> CheckReport:
-    """Check data files each by itself, and each pair of them for problems that they share.
-
-    Raises:
-        UserError: a file is missing, the verifier is unknown, or the grader is not installed or cannot be started.
-    """
     verifier = _verifier(asked.verifier, asked.grading)
-    files, against = _loaded(asked)
+    files, against = _load_files(asked)
     index = ProblemIndex([*files, *against])
     pairs = [*combinations(files, 2), *product(files, against)]
     findings = [finding for loaded in (*files, *against) for finding in loaded.findings]
     for loaded in files:
-        findings += [*repeated_ids(loaded), *index.within(loaded.file)]
+        findings += [*repeated_ids(loaded), *index.repeats_in(loaded.file)]
     for first, second in pairs:
-        findings += index.between(first.file, second.file)
-    findings += _unreadable(files, verifier, asked.grading)
+        findings += index.repeats_across(first.file, second.file)
+    findings += _faulty(files, verifier, asked.grading)
+    findings += _missing_pictures(files)
     findings += _special(files, asked.model)
     return CheckReport(
         files=tuple(loaded.about for loaded in files),
@@ -438,8 +407,8 @@ def check(asked: Check) -> CheckReport:
     )
 
 
-def _loaded(asked: Check) -> tuple[list[LoadedSet], list[LoadedSet]]:
-    """The files, and those to compare with that are not among them; a file that is named twice is read once."""
+def _load_files(asked: Check) -> tuple[list[LoadedSet], list[LoadedSet]]:
+    """The files, and those to compare with that are not among them; each is read once."""
     files = {path.resolve(): path for path in asked.files}
     against = {path.resolve(): path for path in asked.against if path.resolve() not in files}
     return [load(path) for path in files.values()], [load(path) for path in against.values()]
@@ -447,7 +416,7 @@ def _loaded(asked: Check) -> tuple[list[LoadedSet], list[LoadedSet]]:
 
 def _verifier(text: str, grading: Grading) -> Verifier:
     try:
-        content, _ = parsed(text)
+        content, _ = parse_yaml(text)
         import_from(Path.cwd(), {"verifier": content})
         settings = _VERIFIER.validate_json(json.dumps(content), strict=True)
     except (*UNREADABLE, ValidationError) as error:
@@ -460,21 +429,32 @@ def _verifier(text: str, grading: Grading) -> Verifier:
             "in '{type: choice, choices: 5}'",
             advice="--verifier math, or mrt-hpc fields data",
         ) from error
-    return as_kind(settings, Verifier).with_defaults(grading)
+    return require_kind(settings, Verifier).with_defaults(grading)
 
 
-def _unreadable(files: Sequence[LoadedSet], verifier: Verifier, grading: Grading) -> Iterator[Finding]:
-    entries = [entry for loaded in files for entry in loaded.entries]
-    answers = list(dict.fromkeys(gold for entry in entries for gold in golds_of(entry.problem.answer)))
-    unreadable = unreadable_answers(answers, verifier, partial(_opened_pool, verifier, grading))
-    for entry in entries:
-        for gold in golds_of(entry.problem.answer):
-            if gold in unreadable:
-                yield Finding(FindingKind.UNREADABLE_ANSWER, (entry.place,), gold)
+def _faulty(files: Sequence[LoadedSet], verifier: Verifier, grading: Grading) -> Iterator[Finding]:
+    """Gold answers of no use, and those that are probably misread."""
+    entries = [(entry, gold) for loaded in files for entry in loaded.entries for gold in golds_of(entry.problem.answer)]
+    faults = gold_faults(
+        list(dict.fromkeys(gold for _, gold in entries)), verifier, partial(_opened_pool, verifier, grading)
+    )
+    for entry, gold in entries:
+        if (fault := faults.get(gold)) is GoldFault.UNREADABLE:
+            yield Finding(FindingKind.UNREADABLE_ANSWER, (entry.place,), gold)
+        elif fault is not None:
+            yield Finding(FindingKind.DOUBTFUL_ANSWER, (entry.place,), f"{gold}: {fault}")
+        elif isinstance(verifier, MathVerifier) and _DECIMAL_COMMA.fullmatch(gold):
+            told = f"read as a list of two numbers; a decimal is {gold.replace(',', '.')}"
+            yield Finding(FindingKind.DOUBTFUL_ANSWER, (entry.place,), f"{gold}: {told}")
+
+
+def _missing_pictures(files: Sequence[LoadedSet]) -> Iterator[Finding]:
+    for entry in (entry for loaded in files for entry in loaded.entries):
+        if picture := _PICTURE.search(entry.problem.problem):
+            yield Finding(FindingKind.MISSING_PICTURE, (entry.place,), picture[0])
 
 
 def _special(files: Sequence[LoadedSet], model: Path | None) -> Iterator[Finding]:
-    """Problems whose text a tokenizer reads as special tokens."""
     pattern = USUAL_SPECIAL if model is None else _special_of(model)
     for entry in (entry for loaded in files for entry in loaded.entries):
         if tokens := dict.fromkeys(pattern.findall(entry.problem.problem)):
@@ -483,11 +463,7 @@ def _special(files: Sequence[LoadedSet], model: Path | None) -> Iterator[Finding
 
 
 def _special_of(model: Path) -> re.Pattern[str]:
-    """The special tokens of a model, longer ones first.
-
-    Raises:
-        UserError: it has no tokenizer.json that can be read.
-    """
+    """Longer ones first."""
     try:
         tokens = {*StoredTokens.read(model / "tokenizer.json").special.values(), *TAGS}
     except (OSError, ValueError) as error:
@@ -502,11 +478,7 @@ def _special_of(model: Path) -> re.Pattern[str]:
 
 
 def _opened_pool(verifier: Verifier, grading: Grading) -> "GraderPool":
-    """The grader, where what it needs is installed: on a login node it may be missing.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """On a login node the grader may not be installed."""
     try:
         from mrt_hpc.domains.grader_queue import GraderPool
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Finds the columns of a data set of the problem, the gold answer and the id, and reads their values as texts."""
+"""Finds the columns of the problem, the gold answer and the id, and reads their values as texts."""
 
 import math
 import re
@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from mrt_hpc.domains.extraction import extract_answer
 from mrt_hpc.domains.verifiers import LETTERS
-from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.errors import Advice, UserError, nearest
 from mrt_hpc.run.records import Gold
 
 PROBLEM_NAMES = ("problem", "question", "prompt", "query")
@@ -22,9 +22,9 @@ CONTEXT_NAMES = re.compile(
     r"(?:body|contexts?|passages?|paragraphs?|story|background|premises?|tables?)"
     r"|(?:images?|figures?|diagrams?|pictures?)(?:[_ ]?[0-9]+)?|(?:options?|choices?)(?:[_ ]?[a-z0-9])?|[a-e]"
 )
-"""Columns, in small letters, that hold a part of the question."""
+"""In small letters, columns that hold a part of the question."""
 VERDICT_NAMES = re.compile("errors?|tolerance|precision|units?")
-"""Columns, in small letters, by which an answer is right or wrong."""
+"""In small letters, columns by which an answer is right or wrong."""
 _MARKED = re.compile(r"####\s*(\S.*)")
 """The last line of some solutions, which holds the answer."""
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -54,18 +54,18 @@ class Asked:
     new_ids: bool = False
     """Whether every row gets a new id, also where there is a column of ids."""
     choices: str | None = None
-    """The column with the choices of each problem, which are written below it with letters."""
+    """The column of choices, which are written below the problem with letters."""
     ignored: tuple[str, ...] = ()
     """Columns that a problem is complete without."""
     any_answer: bool = False
-    """Whether any one answer of a list of several is right; otherwise such a list makes no problem, as all of its
-    answers together may be meant.
+    """Whether any one answer of a list is right; otherwise such a list makes no problem, as all of its answers together
+    may be meant.
     """
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that are read. A name with points, as in ``reward_model.ground_truth``, reaches into a column."""
+    """The columns that are read. A name with points, as ``reward_model.ground_truth``, reaches into a column."""
 
     problem: str
     """One, or several with ``+`` between them."""
@@ -73,55 +73,42 @@ class Columns:
     id: str | None
     """None: ids are made."""
     choices: str | None = None
-    """None: the problems are no multiple choice."""
+    """None: no multiple choice."""
     any_answer: bool = False
-    """As it was asked."""
 
     @property
-    def of_problem(self) -> list[str]:
-        """The columns of the problem, in the order in which their texts follow each other."""
+    def problem_columns(self) -> list[str]:
+        """In the order in which their texts follow each other."""
         return self.problem.split("+")
 
     @property
     def read(self) -> list[str]:
-        """All of them."""
-        return [name for name in (*self.of_problem, self.answer, self.id, self.choices) if name is not None]
+        return [name for name in (*self.problem_columns, self.answer, self.id, self.choices) if name is not None]
 
 
 def find_columns(names: Sequence[str], asked: Asked) -> Columns:
-    """The columns to read: those that were named, else the first known name of each kind, in any case of letters.
-
-    Args:
-        names: all columns of the source.
-        asked: the columns that the user named.
-
-    Raises:
-        UserError: a named column is missing, or no column has a known name.
-    """
+    """The columns to read: those that were named, else the first known name of each kind, in any case of letters."""
     parts = [None] if asked.problem is None else asked.problem.split("+")
     return Columns(
-        problem="+".join(_required(names, part, PROBLEM_NAMES, "problem") for part in parts),
-        answer=_required(names, asked.answer, ANSWER_NAMES + SOLUTION_NAMES, "answer"),
-        id=None if asked.new_ids else _chosen(names, asked.id, ID_NAMES, "id"),
-        choices=None if asked.choices is None else _chosen(names, asked.choices, (), "choices"),
+        problem="+".join(_require_column(names, part, PROBLEM_NAMES, "problem") for part in parts),
+        answer=_require_column(names, asked.answer, ANSWER_NAMES + SOLUTION_NAMES, "answer"),
+        id=None if asked.new_ids else _choose_column(names, asked.id, ID_NAMES, "id"),
+        choices=None if asked.choices is None else _choose_column(names, asked.choices, (), "choices"),
         any_answer=asked.any_answer,
     )
 
 
 def unread_columns(filled: Mapping[str, bool], columns: Columns, asked: Asked) -> list[str]:
-    """The columns with texts or lists that are not read, without those that the user left out by name.
+    """The columns with texts or lists that are neither read nor left out by the user.
 
     Args:
-        filled: all columns, and whether each holds any text or list; one that is named like a part, anything.
-        columns: those that are read.
-        asked: what the user named.
+        filled: all columns, and whether each holds any text or list; one named like a part, anything.
 
     Raises:
-        UserError: one of them looks like a part of the question, or like something that decides a verdict; or a column
-            that was to be left out is missing.
+        UserError: one looks like a part of the question, or decides a verdict; or a column to be left out is missing.
     """
     for name in asked.ignored:
-        _chosen(list(filled), name, (), "ignore")
+        _choose_column(list(filled), name, (), "ignore")
     read = {name.split(".")[0] for name in columns.read} | set(columns.read) | set(asked.ignored)
     unread = [name for name in filled if name not in read]
     text = [name for name in unread if filled[name]]
@@ -134,20 +121,23 @@ def unread_columns(filled: Mapping[str, bool], columns: Columns, asked: Asked) -
             else "columns that decide whether an answer is right are not read: no verifier takes them from the data",
             value=context or verdict,
             expected="each of them read, or left out by its name",
-            advice=_ways_out(context, columns)
-            + " ".join(f"--ignore {name!r}" for name in context or verdict)
-            + (" if the problems are complete without them" if context else " if the verdicts are right without them"),
+            advice=Advice(
+                "{ways_out}{options}{where}",
+                ways_out=Advice(_ways_out(context, columns)),
+                options=[word for name in context or verdict for word in ("--ignore", name)],
+                where=Advice(f" if the {'problems are complete' if context else 'verdicts are right'} without them"),
+            ),
         )
     return text
 
 
 def is_part(name: str) -> bool:
-    """Whether a column is named like a part of the question, or like something that decides a verdict."""
+    """Like a part of the question, or like something that decides a verdict."""
     return any(names.fullmatch(name.lower()) for names in (CONTEXT_NAMES, VERDICT_NAMES))
 
 
 def _ways_out(context: Sequence[str], columns: Columns) -> str:
-    """The options that read columns of the question, for a list that ends with another option."""
+    """Options that read columns of the question, for a list that ends with another option."""
     ways = []
     for name in context:
         choices = name.lower().startswith(("choice", "option"))
@@ -155,40 +145,45 @@ def _ways_out(context: Sequence[str], columns: Columns) -> str:
     return "".join(f"{way}, or " for way in dict.fromkeys(ways))
 
 
-def _required(names: Sequence[str], asked: str | None, known: Sequence[str], kind: str) -> str:
-    chosen = _chosen(names, asked, known, kind)
+def _require_column(names: Sequence[str], asked: str | None, known: Sequence[str], kind: str) -> str:
+    chosen = _choose_column(names, asked, known, kind)
     if chosen is None:
         raise UserError(
             f"no column has a known name for the {kind}",
             value=list(names),
             expected=f"one of {', '.join(known)}",
-            advice=f"name the column that holds the {kind}: --{kind} COLUMN",
+            advice=Advice(
+                "name the column that holds the {kind}: --{kind} COLUMN, or a field of one: --{kind} "
+                "COLUMN.FIELD, as in reward_model.ground_truth of verl's files",
+                kind=kind,
+            ),
         )
     return chosen
 
 
-def _chosen(names: Sequence[str], asked: str | None, known: Sequence[str], kind: str) -> str | None:
+def _choose_column(names: Sequence[str], asked: str | None, known: Sequence[str], kind: str) -> str | None:
     if asked is None:
-        return _known(names, known)
+        return _known_column(names, known)
     if asked not in names and asked.split(".")[0] not in names:
         guess = nearest(asked, names)
         raise UserError(
             f"there is no such column for the {kind}",
             value=asked,
             expected=f"one of {', '.join(names)}",
-            advice=f"--{kind} {guess}" if guess else f"--{kind} COLUMN, with one of these columns",
+            advice=Advice("--{kind} {guess}", kind=kind, guess=guess)
+            if guess
+            else Advice("--{kind} COLUMN, with one of these columns", kind=kind),
         )
     return asked
 
 
-def _known(names: Sequence[str], known: Sequence[str]) -> str | None:
-    """The first known name that a column has; of columns that differ in case alone, the first."""
+def _known_column(names: Sequence[str], known: Sequence[str]) -> str | None:
+    """Of columns that differ in case alone, the first."""
     by_lower = {name.lower(): name for name in reversed(names)}
     return next((by_lower[name] for name in known if name in by_lower), None)
 
 
 def value_of(row: Mapping[str, Any], column: str) -> object:
-    """The value of a column, None where the row has none."""
     if column in row:
         return row[column]
     first, _, rest = column.partition(".")
@@ -199,7 +194,7 @@ def value_of(row: Mapping[str, Any], column: str) -> object:
 
 
 def problem_text(value: object, column: str) -> str:
-    """The problem: a text, or the one message of the user in a list of messages.
+    """A text, or the one message of the user in a list of messages.
 
     Raises:
         BadRowError: it is neither, or empty.
@@ -215,8 +210,7 @@ def _message(value: list[Any], column: str) -> object:
 
 
 def gold_answer(value: object, columns: Columns, choices: "Choices | None") -> Gold:
-    """The gold answer of a row: a text, or the letter of a choice. Of a list of several different ones it is each of
-    them, where any one is right.
+    """A text, or the letter of a choice. Of several different answers it is each, where any one is right.
 
     Raises:
         BadRowError: one of them makes no answer, or there are several of which all may be meant.
@@ -233,8 +227,8 @@ def gold_answer(value: object, columns: Columns, choices: "Choices | None") -> G
 
 
 def answer_text(value: object, column: str) -> str:
-    r"""The gold answer: what follows ``####`` in the last line, else the content of the last ``\boxed{}``, else
-    the whole text.
+    r"""The gold answer: what follows ``####`` in the last line, else the content of the last ``\boxed{}``, else the
+    whole text.
 
     Raises:
         BadRowError: there is no text, or a whole solution has no box.
@@ -248,11 +242,7 @@ def answer_text(value: object, column: str) -> str:
 
 
 def id_text(value: object, column: str) -> str:
-    """The id as a text.
-
-    Raises:
-        BadRowError: it is empty, or neither text nor number.
-    """
+    """Raises BadRowError where the id is empty, or neither text nor number."""
     try:
         return _text(value, column)
     except BadRowError as error:
@@ -270,21 +260,19 @@ def boxes_differ(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Choices:
-    """The choices of one problem."""
-
     texts: tuple[str, ...]
     labels: tuple[str, ...] = ()
-    """What the answers of the source call them, where it says so."""
+    """The names in the source's answers, where it says so."""
 
     @classmethod
     def of(cls, value: object, column: str) -> Self:
-        """Those of a list of texts, or of an object: of letters and texts, or with such a list under ``text`` and their
-        names under ``label``. Letters of their own are left out.
+        """Of a list of texts, or of an object: of letters and texts, or with such a list under ``text`` and their names
+        under ``label``. Letters of their own are left out.
 
         Raises:
             BadRowError: it is neither, or there are not 2 to 26 of them.
         """
-        listed, labels = _listed(value)
+        listed, labels = _choice_items(value)
         if not isinstance(listed, list) or not 2 <= len(listed) <= len(LETTERS):
             raise BadRowError(f"{column} is no list of 2 to {len(LETTERS)} choices")
         texts = [_text(choice, column) for choice in listed]
@@ -297,7 +285,7 @@ class Choices:
             raise BadRowError(f"{column} has {len(labels)} labels for {len(texts)} choices")
         return cls(tuple(texts), tuple(_text(label, column) for label in labels))
 
-    def below(self, problem: str) -> str:
+    def append_to(self, problem: str) -> str:
         """The problem with its choices below it, each with its letter on a line of its own."""
         lines = (f"{letter}. {text}" for letter, text in zip(LETTERS, self.texts, strict=False))
         return "\n".join((problem, "", *lines))
@@ -324,8 +312,7 @@ class Choices:
         return LETTERS[number]
 
 
-def _listed(value: object) -> tuple[object, list[object]]:
-    """The list of choices in a value, and their labels where it has any."""
+def _choice_items(value: object) -> tuple[object, list[object]]:
     if not isinstance(value, dict):
         return value, []
     if [str(key).upper() for key in value] == list(LETTERS[: len(value)]):
@@ -350,7 +337,7 @@ def _text(value: object, column: str) -> str:
 
 
 def _number(value: float | Decimal) -> str:
-    """A number as people write it: 27 for 27.0, since a table with empty cells makes all its integers so."""
+    """27 for 27.0, since a table with empty cells makes all its integers so."""
     if value == int(value):
         return str(int(value))
     short = repr(float(value))

@@ -26,7 +26,7 @@ from mrt_hpc.datasets.columns import (
     value_of,
 )
 from mrt_hpc.datasets.sources import DataSource, Row, Selection, columns_of, open_source, read_rows
-from mrt_hpc.errors import UserError, word
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.run.atomic import checksums, write_text
 from mrt_hpc.run.problems import problem_lines
 from mrt_hpc.run.records import Problem
@@ -38,17 +38,13 @@ from mrt_hpc.run.typed_file import read_typed
 
 @dataclass(frozen=True)
 class AtMost:
-    """Keeps the rows with a number in a column that is no larger than a limit."""
+    """Keeps the rows whose number in a column is at most a limit."""
 
     column: str
     limit: int
 
     def keeps(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row is kept.
-
-        Raises:
-            BadRowError: the column holds no whole number.
-        """
+        """Raises BadRowError where the column holds no whole number."""
         value = value_of(row, self.column)
         try:
             return int(str(value)) <= self.limit
@@ -61,7 +57,7 @@ class AtMost:
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample of problems: those whose SHA-256 of the seed and the text of the problem is smallest.
+    """The problems whose SHA-256 of the seed and the text is smallest.
 
     It depends on no random generator and on no order of rows. A smaller sample of the same seed is a part of a larger
     one, and no text is taken twice.
@@ -71,7 +67,7 @@ class Sample:
     seed: int = 0
 
     def of(self, problems: Iterable[Problem]) -> list[Problem]:
-        """The sample, in the order of the problems; all of them where there are too few."""
+        """In the order of the problems; all of them where there are too few."""
         heap: list[tuple[int, int, Problem]] = []
         taken: set[int] = set()
         for number, problem in enumerate(problems):
@@ -97,8 +93,6 @@ class _Strict(Record):
 
 
 class FileChecksum(_Strict):
-    """A file of the source."""
-
     name: str
     sha256: str
 
@@ -115,42 +109,34 @@ class SourceRecord(_Strict):
     files: list[FileChecksum]
     columns: Columns
     rows: int
-    """The number of rows of the source."""
     problems: int
-    """The number of problems in the data file."""
     dropped: int
-    """The number of rows that made no problem."""
+    """Rows that made no problem."""
     kept: str | None = None
     """The rows that were taken, in words; null for all."""
     sample_seed: int | None = None
-    """The seed of a sample; null where all problems were taken."""
+    """Null where all problems were taken."""
     sampled_of: int | None = None
-    """The number of problems that the sample was drawn from."""
+    """The number of problems before sampling."""
     sha256: str
-    """The checksum of the data file."""
+    """Of the data file."""
     mrt_hpc_version: str
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The record in ``path``.
-
-        Raises:
-            FileNotFoundError: there is none.
-            UnreadableError: it is no file, or holds something else.
-        """
-        advice = f"rm -r {word(path)}, or prepare the data file again: mrt-hpc data prepare SOURCE OUT --force"
+        """Raises FileNotFoundError, or UnreadableError where it is no file or holds something else."""
+        advice = Advice(
+            "rm -r {path}, or prepare the data file again: mrt-hpc data prepare SOURCE OUT --force", path=path
+        )
         return read_typed(path, cls, "the record of a data file", advice=advice)
 
 
 def record_file(path: Path) -> Path:
-    """The place of the record of a data file."""
     return path.with_name(f"{path.name}.source.json")
 
 
 @dataclass(frozen=True)
 class Order:
-    """What to prepare."""
-
     source: str
     output: Path
     selection: Selection = field(default_factory=Selection)
@@ -160,21 +146,19 @@ class Order:
     force: bool = False
     """Whether an output that is there is replaced."""
     stem: str | None = None
-    """The beginning of the ids that are made; None takes the name of the output."""
+    """The beginning of the ids that are made; None takes the output's name."""
     keep: AtMost | None = None
-    """The rows that are taken; None takes all."""
+    """None takes all."""
     sample: Sample | None = None
-    """The sample of the problems; None takes all."""
+    """None takes all."""
     problems: int | None = None
-    """The number of problems that must come out; None takes any."""
+    """The number that must come out; None takes any."""
     known: bool = False
-    """Whether the columns of the source are known to hold all that its problems need, as those of the paper's are."""
+    """Whether the columns are known to hold all that problems need, as those of the paper's data sets."""
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that makes no problem."""
-
     where: str
     reason: str
     of_id: bool = False
@@ -189,9 +173,9 @@ class Prepared:
     record: SourceRecord
     dropped: tuple[BadRow, ...]
     unread: tuple[str, ...] = ()
-    """The columns with texts or lists that were not read."""
+    """Columns with texts or lists that were not read."""
     doubtful: tuple[str, ...] = ()
-    """The rows whose solutions have several different boxes."""
+    """Rows whose solutions have several different boxes."""
     new: bool = True
     """False where the file was there already, made in the same way."""
 
@@ -199,33 +183,26 @@ class Prepared:
 @dataclass(frozen=True)
 class _Parsed:
     problems: tuple[Problem, ...]
-    """The problems of the sample, where there is one."""
+    """Of the sample, where there is one."""
     bad: tuple[BadRow, ...]
     rows: int
-    """The number of rows of the source."""
     good: int
-    """The number of problems before a sample was drawn."""
+    """Problems before a sample was drawn."""
 
 
 def prepare(order: Order) -> Prepared:
-    """Read a source and write the data file, with the record of the source beside it.
-
-    The record is written first: if the command is stopped between the two, the same command still makes the data file.
-
-    Raises:
-        UserError: the output is there already, the source or its columns cannot be read, or a row makes no problem.
-    """
+    """The record of the source is written first: a command stopped between the two can be repeated."""
     _refuse_existing(order)
     source = open_source(order.source, order.selection)
     _refuse_itself(order.output, source)
-    filled = _filled(source, order)
+    filled = _filled_columns(source, order)
     try:
         columns = find_columns(list(filled), order.columns)
     except UserError as error:
-        raise error.in_other_words(error.what, where=order.source, advice=error.advice) from error
+        raise error.reword(error.what, where=order.source, advice=error.advice) from error
     unread = [] if order.known else unread_columns(filled, columns, order.columns)
     doubtful: list[str] = []
-    parsed = _parsed(_outcomes(order, source, columns, doubtful), order.sample)
+    parsed = _collect_problems(_outcomes(order, source, columns, doubtful), order.sample)
     _refuse_bad(order, parsed)
     _refuse_other_number(order, parsed)
     text = problem_lines(parsed.problems)
@@ -248,8 +225,8 @@ def _refuse_itself(output: Path, source: DataSource) -> None:
         raise UserError("the output would replace the source", value=str(output), advice="name another output")
 
 
-def _filled(source: DataSource, order: Order) -> dict[str, bool]:
-    """All columns, in the order in which the files name them, and whether each holds any text or list."""
+def _filled_columns(source: DataSource, order: Order) -> dict[str, bool]:
+    """In the order in which the files name them, and whether each holds any text or list."""
     columns: dict[str, bool] = {}
     for file in source.files:
         for name, filled in columns_of(file).items():
@@ -262,11 +239,11 @@ def _filled(source: DataSource, order: Order) -> dict[str, bool]:
 def _outcomes(
     order: Order, source: DataSource, columns: Columns, doubtful: list[str]
 ) -> Iterator[Problem | BadRow | None]:
-    """What each row makes: a problem, a bad row, or None where it is not among those that are taken. One row at a time
-    is held, as large sources do not fit the memory of a login node. The places of doubtful rows are appended.
+    """A problem, a bad row, or None for a row that is not taken. One row at a time is held, as large sources do not fit
+    the memory of a login node. The places of doubtful rows are appended.
     """
     ids: set[str] = set()
-    rows = (row for file in source.files for row in read_rows(file, _needed(order, columns)))
+    rows = (row for file in source.files for row in read_rows(file, _needed_columns(order, columns)))
     for number, row in enumerate(rows):
         try:
             problem = _problem(row, columns, f"{order.stem or order.output.stem}-{number}", order.keep)
@@ -280,18 +257,14 @@ def _outcomes(
 
 
 def _value(row: Row, column: str) -> object:
-    """The value of a column, None where the row has none.
-
-    Raises:
-        BadRowError: the row is no object.
-    """
+    """None where the row has no such column; BadRowError where it is no object."""
     if not isinstance(row.value, dict):
         raise BadRowError(f"the row is of type {type(row.value).__name__}: it takes an object with columns")
     return value_of(row.value, column)
 
 
-def _needed(order: Order, columns: Columns) -> list[str] | None:
-    """The columns to read; None reads all, as a name with a point may reach into a column."""
+def _needed_columns(order: Order, columns: Columns) -> list[str] | None:
+    """None reads all columns, as a name with a point may reach into one."""
     named = list(dict.fromkeys([*columns.read, *([order.keep.column] if order.keep else [])]))
     return None if any("." in name for name in named) else named
 
@@ -302,8 +275,7 @@ def _refuse_repeated(problem: Problem, ids: set[str], column: str) -> None:
     ids.add(problem.id)
 
 
-def _parsed(outcomes: Iterable[Problem | BadRow | None], sample: Sample | None) -> _Parsed:
-    """All problems or the sample of them, the bad rows, and the numbers of both."""
+def _collect_problems(outcomes: Iterable[Problem | BadRow | None], sample: Sample | None) -> _Parsed:
     bad: list[BadRow] = []
     rows = good = 0
 
@@ -322,22 +294,20 @@ def _parsed(outcomes: Iterable[Problem | BadRow | None], sample: Sample | None) 
 
 
 def _problem(row: Row, columns: Columns, new_id: str, keep: AtMost | None) -> Problem | None:
-    """The problem of a row, None where the row is not taken; a new id counts the rows of the source, so that a row left
-    out changes no other id.
-    """
+    """A new id counts the rows of the source, so that a row left out changes no other id."""
     answer = _value(row, columns.answer)
     if keep is not None and not keep.keeps(cast("dict[str, Any]", row.value)):
         return None
-    problem = _joined(row, columns.of_problem)
+    problem = _join_parts(row, columns.problem_columns)
     choices = None if columns.choices is None else Choices.of(_value(row, columns.choices), columns.choices)
     return Problem(
         id=new_id if columns.id is None else id_text(_value(row, columns.id), columns.id),
-        problem=problem if choices is None else choices.below(problem),
+        problem=problem if choices is None else choices.append_to(problem),
         answer=gold_answer(answer, columns, choices),
     )
 
 
-def _joined(row: Row, names: Sequence[str]) -> str:
+def _join_parts(row: Row, names: Sequence[str]) -> str:
     """The parts of a problem below each other; those before the last one may be empty, as a context that few have."""
     before = [(_value(row, name), name) for name in names[:-1]]
     given = [(value, name) for value, name in before if value is not None and str(value).strip()]
@@ -352,8 +322,9 @@ def _refuse_bad(order: Order, parsed: _Parsed) -> None:
         raise UserError(
             f"a row makes no problem: {first.reason}{others}",
             where=first.where,
-            advice=("give every row a new id with --new-ids, or " if of_id else "correct the source, or ")
-            + "leave such rows out with --drop-bad",
+            advice="give every row a new id with --new-ids, or leave such rows out with --drop-bad"
+            if of_id
+            else "correct the source, or leave such rows out with --drop-bad",
         )
     if not parsed.problems:
         raise UserError("no row makes a problem", where=order.source, advice="name the columns: --problem, --answer")

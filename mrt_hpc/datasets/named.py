@@ -1,6 +1,5 @@
-"""The data sets of the paper under names of their own: where each is on the hub, and which part of it is taken.
-
-The commits are fixed, so that a name always means the same problems.
+"""The data sets of the paper: where each is on the hub, and which part is taken. The commits are fixed, so that a name
+always means the same problems.
 """
 
 from dataclasses import dataclass, replace
@@ -9,7 +8,7 @@ from pathlib import Path
 from mrt_hpc.datasets.columns import Asked
 from mrt_hpc.datasets.conversion import AtMost, Order, Prepared, Sample, SourceRecord, prepare, record_file
 from mrt_hpc.datasets.sources import Selection, hub_name
-from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.errors import Advice, UserError, nearest
 from mrt_hpc.recipe.find import data_folder
 from mrt_hpc.recipe.hub_models import PREFIX
 from mrt_hpc.run.atomic import checksum
@@ -17,7 +16,7 @@ from mrt_hpc.run.atomic import checksum
 
 @dataclass(frozen=True)
 class NamedSource:
-    """A data set of the hub, or a part of it, that a name means."""
+    """A data set of the hub, or a part of it."""
 
     name: str
     about: str
@@ -28,19 +27,16 @@ class NamedSource:
     split: str
     columns: Asked
     rows: int
-    """The number of rows of the split."""
     problems: int
-    """The number of problems that come out."""
     stem: str = ""
     """The beginning of the ids that are made, where the columns have none; empty for the name."""
     keep: AtMost | None = None
-    """The rows that are taken; None takes all."""
+    """None takes all."""
     sample: Sample | None = None
-    """The sample of them; None takes all."""
+    """None takes all."""
 
     @property
     def source(self) -> str:
-        """The name of the data set of the hub with commit and split."""
         return f"{PREFIX}{self.repository}@{self.revision}/{self.split}"
 
 
@@ -128,16 +124,10 @@ SOURCES = (
         keep=AtMost("Year", 2023),
     ),
 )
-"""The data sets, in the order in which they are listed."""
 BY_NAME = {source.name: source for source in SOURCES}
 
 
 def named_source(name: str) -> NamedSource:
-    """The source of a name.
-
-    Raises:
-        UserError: there is none.
-    """
     if name in BY_NAME:
         return BY_NAME[name]
     guess = nearest(name, BY_NAME)
@@ -145,15 +135,17 @@ def named_source(name: str) -> NamedSource:
         "there is no data set of this name",
         value=name,
         expected=f"{', '.join(BY_NAME)}; or hub:OWNER/NAME[@REVISION][/SPLIT]",
-        advice=f"mrt-hpc data fetch {guess}" if guess else "mrt-hpc data fetch --list",
+        advice=Advice("mrt-hpc data fetch {guess}", guess=guess) if guess else "mrt-hpc data fetch --list",
     )
 
 
 def fetch_command(path: Path) -> str | None:
-    """The command that makes a data file which recipes name and which is not there; None where its name is not that of
-    a known data set.
-    """
-    return f"mrt-hpc data fetch {path.stem} {path}" if path.suffix == ".jsonl" and path.stem in BY_NAME else None
+    """For a missing data file that recipes name; None where its name is not that of a known data set."""
+    return (
+        Advice("mrt-hpc data fetch {stem} {path}", stem=path.stem, path=path)
+        if path.suffix == ".jsonl" and path.stem in BY_NAME
+        else None
+    )
 
 
 # -- fetch -------------------------------------------------------------------------------------------------------------
@@ -161,17 +153,13 @@ def fetch_command(path: Path) -> str | None:
 
 
 def fetch_data(name: str, output: Path | None, *, drop_bad: bool = False, force: bool = False) -> Prepared:
-    """Fetch a data set and write its data file; where the same file is there already, nothing is done.
+    """Fetch a data set and write its data file; does nothing where the same file is there.
 
     Args:
         name: of a known data set, or ``hub:OWNER/NAME[@REVISION][/SPLIT]``.
-        output: the data file; None takes ``NAME.jsonl`` in the user's data folder, where recipes find it.
-        drop_bad: whether rows that make no problem are left out, of a data set of the hub.
-        force: whether an output that is there is made again.
-
-    Raises:
-        UserError: there is no such data set, the output is there and is another, the hub cannot be reached, or the data
-            set does not hold what the name promises.
+        output: None takes ``NAME.jsonl`` in the user's data folder.
+        drop_bad: leave out rows of the hub's data set that make no problem.
+        force: make an existing output again.
     """
     order = _order_of_hub(name, output, drop_bad, force) if name.startswith(PREFIX) else _order(name, output, force)
     if not force and (there := _already_there(order)) is not None:
@@ -202,11 +190,7 @@ def _order_of_hub(name: str, output: Path | None, drop_bad: bool, force: bool) -
 
 
 def _already_there(order: Order) -> SourceRecord | None:
-    """The record of an output that was made from the same source in the same way and has not changed since.
-
-    Raises:
-        UserError: the output is there and is another.
-    """
+    """The record of an output that was made in the same way and has not changed since; another output is an error."""
     if not order.output.exists():
         return None
     record = record_file(order.output)
@@ -223,7 +207,6 @@ def _already_there(order: Order) -> SourceRecord | None:
 
 
 def _is_of(recorded: SourceRecord, order: Order) -> bool:
-    """Whether a data file was made from the source of an order in the same way."""
     part = str(order.keep) if order.keep else None, order.sample.seed if order.sample else None
     same = recorded.source == order.source and (recorded.kept, recorded.sample_seed) == part
     return same and order.problems in (None, 0, recorded.problems)

@@ -1,9 +1,8 @@
-"""Opens the source of a data set and reads its rows: a file of JSON lines, JSON, parquet or CSV, a folder with the
-files of a data set, or one commit of a data set of the Hugging Face hub.
+"""Opens the source of a data set and reads its rows: JSON lines, JSON, parquet or CSV, a folder of such files, or one
+commit of a data set of the Hugging Face hub.
 
-Which files belong to a configuration and a split is the question of the library ``datasets``, which reads the card of a
-data set and knows the conventions of the hub. The rows are read here: that library infers types, so that a CSV file's
-answer 007 becomes 7, and keeps ten digits of the numbers of a JSON list.
+The library ``datasets`` only decides which files belong to a split: it infers types, so that a CSV file's answer 007
+becomes 7, and keeps ten digits of the numbers of a JSON list.
 """
 
 import csv
@@ -19,26 +18,30 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from mrt_hpc.datasets.columns import is_part
-from mrt_hpc.errors import UserError
-from mrt_hpc.hub import hub_errors
-from mrt_hpc.recipe.hub_models import PREFIX
-from mrt_hpc.run.problems import once, repeated
+from mrt_hpc.errors import Advice, UserError
+from mrt_hpc.hub import commit_told, hub_errors, own_cache
+from mrt_hpc.recipe.hub_models import PREFIX, cache_directory
+from mrt_hpc.recipe.ownership import LONGEST_LINE, limited_lines
+from mrt_hpc.run.manifest import is_of_the_filesystem
+from mrt_hpc.run.problems import first_repeated, once
 
 _NAME = re.compile(
     r"hub:(?P<repository>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[^/@\s]+))?(?:/(?P<split>[\w.-]+))?", re.ASCII
 )
 ONE_KIND = "a file of JSON lines (.jsonl), JSON (.json), parquet (.parquet) or CSV (.csv); texts also as .gz or .zst"
 COMPRESSED = (".gz", ".zst")
-"""Endings behind that of a text."""
-OF_A_CARD = (ValueError, TypeError, AttributeError, LookupError)
-"""What ``datasets`` raises for a card whose fields are of other types."""
-LARGEST_CSV_FIELD = 2**30
-"""Bytes; Python's limit of 128 KiB is shorter than some solutions."""
+"""Behind the ending of a text."""
+OF_A_CARD = (ValueError, TypeError, AttributeError, LookupError, RuntimeError)
+"""Raised by ``datasets`` for a card whose fields have other types, and for a folder with a program of its name."""
+LARGEST_CSV_FIELD = LONGEST_LINE
+"""Characters; Python's limit of 128 KiB is shorter than some solutions."""
+LARGEST_JSON = 2**30
+"""Bytes, decompressed."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of a data set that the user asked for; None where the data set leaves no choice."""
+    """The part of a data set that the user asked for; None where there is no choice."""
 
     revision: str | None = None
     """Branch, tag or commit of a repository of the hub."""
@@ -48,23 +51,18 @@ class Selection:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of a source."""
-
     name: str
-    """The name in messages and in the record of the source: the path as it was typed, or the place in a repository."""
+    """In messages and in the record of the source: the path as typed, or the place in a repository."""
     path: Path
-    """The place on this machine."""
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """The files that a data set is made from."""
-
     name: str
-    """What the user typed."""
+    """As the user typed it."""
     files: tuple[SourceFile, ...]
     commit: str | None = None
-    """The commit of a data set of the hub."""
+    """Of a data set of the hub."""
     config: str | None = None
     split: str | None = None
     """None, as the configuration, for a single file."""
@@ -74,13 +72,9 @@ class DataSource:
 
 
 def open_source(name: str, selection: Selection) -> DataSource:
-    """Open the source of this name: ``hub:OWNER/NAME``, or the path of a file or folder.
-
-    Raises:
-        UserError: there is no such source, the choice of a split is open, or options do not apply to it.
-    """
+    """``name`` is ``hub:OWNER/NAME``, or the path of a file or folder."""
     if name.startswith(PREFIX):
-        return _of_hub(name, selection)
+        return _hub_source(name, selection)
     path = Path(name).expanduser()
     if path.is_dir():
         _refuse(selection.revision, "revision", "a folder")
@@ -98,38 +92,35 @@ def open_source(name: str, selection: Selection) -> DataSource:
 
 def _refuse(value: str | None, option: str, kind: str) -> None:
     if value is not None:
-        raise UserError(f"{kind} has no {option}", value=value, advice=f"leave out --{option}")
+        raise UserError(f"{kind} has no {option}", value=value, advice=Advice("leave out --{option}", option=option))
 
 
-def _of_hub(name: str, options: Selection) -> DataSource:
-    """The files of one split, downloaded as they are at the commit that the revision names now.
-
-    Raises:
-        UserError: the hub cannot be reached, or it has no such data set or part.
-    """
+def _hub_source(name: str, options: Selection) -> DataSource:
+    """The files of one split, downloaded at the commit that the revision names now."""
     repository, asked = hub_name(name, options)
-    by_hand = f"hf download --repo-type dataset {repository} --local-dir FOLDER"
-    elsewhere = f"where there is network, type `{by_hand}`; then mrt-hpc data prepare FOLDER OUT"
+    cache = own_cache(cache_directory(), f"datasets--{repository.replace('/', '--')}")
+    elsewhere = Advice(
+        "where there is network, type `hf download --repo-type dataset {repository} --local-dir FOLDER`; then mrt-hpc "
+        "data prepare FOLDER OUT",
+        repository=repository,
+    )
     with hub_errors(PREFIX + repository + (f"@{asked.revision}" if asked.revision else ""), elsewhere):
         from huggingface_hub import HfApi
 
         api = HfApi()
-        commit = str(api.dataset_info(repository, revision=asked.revision).sha)
+        commit = commit_told(api.dataset_info(repository, revision=asked.revision).sha)
         config, split, places = choose(repository, asked, PREFIX + repository, commit)
         names = [place.removeprefix(f"hf://datasets/{repository}@{commit}/") for place in places]
-        paths = [api.hf_hub_download(repository, file, repo_type="dataset", revision=commit) for file in names]
+        paths = [
+            api.hf_hub_download(repository, file, repo_type="dataset", revision=commit, cache_dir=cache)
+            for file in names
+        ]
     return DataSource(name, tuple(map(SourceFile, names, map(Path, paths))), commit, config, split)
 
 
 def hub_name(text: str, options: Selection) -> tuple[str, Selection]:
-    """Read ``hub:OWNER/NAME[@REVISION][/SPLIT]``: the OWNER/NAME, and the part of the data set that is asked for.
-
-    Args:
-        text: the name.
-        options: what the options of the command say; they may add to the name, not contradict it.
-
-    Raises:
-        UserError: it is no such name, or an option says something else.
+    """Read ``hub:OWNER/NAME[@REVISION][/SPLIT]``: the OWNER/NAME, and the part that is asked for. Options may add to
+    the name, not contradict it.
     """
     match = _NAME.fullmatch(text)
     if match is None:
@@ -139,33 +130,31 @@ def hub_name(text: str, options: Selection) -> tuple[str, Selection]:
             expected="hub:OWNER/NAME[@REVISION][/SPLIT]",
             advice="mrt-hpc data prepare hub:HuggingFaceH4/MATH-500/test data/math500.jsonl",
         )
-    revision = _agreed("revision", match["revision"], options.revision)
-    split = _agreed("split", match["split"], options.split)
+    revision = _agree_on("revision", match["revision"], options.revision)
+    split = _agree_on("split", match["split"], options.split)
     return match["repository"], replace(options, revision=revision, split=split)
 
 
-def _agreed(kind: str, named: str | None, option: str | None) -> str | None:
+def _agree_on(kind: str, named: str | None, option: str | None) -> str | None:
     if named is not None and option is not None and named != option:
         raise UserError(
             f"the name and the option ask for two different ones: {kind}",
             value=f"{named} and {option}",
-            advice=f"leave out --{kind}, or leave it out of the name",
+            advice=Advice("leave out --{kind}, or leave it out of the name", kind=kind),
         )
     return option if named is None else named
 
 
 def choose(path: str, asked: Selection, where: str, commit: str | None = None) -> tuple[str, str, list[str]]:
-    """The configuration and the split that were asked for, and the places of their data files, sorted by name.
+    """The configuration and the split, and the places of their data files, sorted by name.
 
     Args:
         path: a folder, or a data set of the hub.
-        asked: what was asked for.
         where: the data set, for messages.
-        commit: that of a data set of the hub.
 
     Raises:
-        UserError: there are no data files, the choice is open, there is no such part, or a file lies outside; links in
-            the folder may lead out of it, as in the cache of the hub.
+        UserError: no data files, no such part, an open choice, or a file outside; links in the folder may lead out of
+            it, as in the cache of the hub.
     """
     from datasets import exceptions, load_dataset_builder
     from yaml import YAMLError
@@ -188,7 +177,7 @@ def choose(path: str, asked: Selection, where: str, commit: str | None = None) -
             where=where,
             value=split,
             expected=f"one of {', '.join(splits)}",
-            advice=f"--split {splits[0]}",
+            advice=Advice("--split {splits}", splits=splits[0]),
         )
     places = sorted(map(str, config.data_files[split]))
     within = path if commit is None else f"hf://datasets/{path}@{commit}"
@@ -207,7 +196,7 @@ def choose(path: str, asked: Selection, where: str, commit: str | None = None) -
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a source, before its columns are read."""
+    """Before its columns are read."""
 
     where: str
     """The file, and the line, item or row in it, counted from 1."""
@@ -215,14 +204,8 @@ class Row:
 
 
 def read_rows(file: SourceFile, columns: Sequence[str] | None = None) -> Iterator[Row]:
-    """The rows of one file, in order.
-
-    Args:
-        file: to read.
-        columns: the columns that are needed, which saves time and memory where a file has others; None reads all.
-
-    Raises:
-        UserError: the ending of the name is unknown, there is no such file, or it is damaged.
+    """The rows of one file, in order. ``columns``: those that are needed, which saves time and memory; None reads
+    all.
     """
     reader = READERS.get(kind_of(file.path.name))
     if reader is None:
@@ -233,20 +216,14 @@ def read_rows(file: SourceFile, columns: Sequence[str] | None = None) -> Iterato
 
 
 def kind_of(name: str) -> str:
-    """The ending that names the kind of a data file, as in ``.jsonl`` of ``rows.jsonl.gz``; a parquet file has no other
-    ending behind its own.
-    """
+    """As ``.jsonl`` of ``rows.jsonl.gz``; a parquet file has no other ending behind its own."""
     path = PurePath(name.lower())
     inner = PurePath(path.stem).suffix
     return inner if path.suffix in COMPRESSED and inner != ".parquet" else path.suffix
 
 
 def columns_of(file: SourceFile) -> dict[str, bool]:
-    """All columns of one file, in the order in which its rows name them, and whether each holds any text or list.
-
-    Raises:
-        UserError: as :func:`read_rows`.
-    """
+    """In the order in which the rows name them, and whether each holds any text or list."""
     if READERS.get(kind_of(file.path.name)) is _parquet and file.path.is_file():
         from pyarrow import parquet
 
@@ -261,20 +238,20 @@ def columns_of(file: SourceFile) -> dict[str, bool]:
 
 
 def _holds_text(file: SourceFile, column: str) -> bool:
-    """Whether any row of a parquet file has a text or list in a column; its rows are read up to the first."""
+    """Of a parquet file, whose rows are read up to the first text or list."""
     return any(
         isinstance(row.value, dict) and _counts(column, row.value.get(column)) for row in _parquet(file, [column])
     )
 
 
 def _counts(column: str, value: object) -> bool:
-    """Whether a value may belong to the problem: a text or a list; of a column that is named like a part, any."""
+    """A text or a list may belong to the problem; of a column named like a part, anything."""
     missing = value is None or value == "" or value != value  # NaN, by which a table marks an empty cell
     return _is_text(value) or (is_part(column) and not missing and value is not False)
 
 
 def _is_text(value: object) -> bool:
-    """Whether a value is a list or an object with content, or a text that is no number."""
+    """A list or an object with content, or a text that is no number."""
     if not isinstance(value, str):
         return isinstance(value, (list, dict)) and bool(value)
     try:
@@ -285,39 +262,44 @@ def _is_text(value: object) -> bool:
 
 
 @contextmanager
-def _opened(file: SourceFile) -> Iterator[BufferedReader]:
-    """The bytes of a text file, decompressed as its ending says.
-
-    Raises:
-        UserError: it cannot be decompressed whole.
-    """
+def _open_text(file: SourceFile) -> Iterator[BufferedReader]:
+    """Decompressed as the file's ending says."""
     import pyarrow as pa
 
     try:
         with pa.input_stream(str(file.path), compression="detect") as stream:
             yield BufferedReader(stream)
     except OSError as error:
+        if is_of_the_filesystem(error):
+            raise
         raise UserError(
             f"the file cannot be read whole: {error}", where=file.name, advice="fetch or write the file once more"
         ) from error
 
 
 def _json_lines(file: SourceFile) -> Iterator[Row]:
-    with _opened(file) as stream:
-        for number, line in enumerate(stream, start=1):
+    with _open_text(file) as stream:
+        for number, line in enumerate(limited_lines(stream, file.name), start=1):
             if line.strip():
                 where = f"{file.name}, line {number}"
-                yield Row(where, _parsed(line, where))
+                yield Row(where, _parse_json(line, where))
 
 
 def _json(file: SourceFile) -> Iterator[Row]:
     """The items of a list, or of the one list in an object. Some tools write JSON lines under this ending, too."""
-    with _opened(file) as stream:
-        content = stream.read()
+    with _open_text(file) as stream:
+        content = stream.read(LARGEST_JSON + 1)
+    if len(content) > LARGEST_JSON:
+        raise UserError(
+            "the file is too large for JSON that is read whole",
+            where=file.name,
+            expected=f"at most {LARGEST_JSON:,} bytes, decompressed",
+            advice="write the rows as JSON lines, one object a line, into a file that ends in .jsonl",
+        )
     if _is_lines(content):
         yield from _json_lines(file)
         return
-    for number, item in enumerate(_items(_parsed(content, file.name), file.name), start=1):
+    for number, item in enumerate(_items(_parse_json(content, file.name), file.name), start=1):
         yield Row(f"{file.name}, item {number}", item)
 
 
@@ -348,7 +330,7 @@ def _items(value: object, where: str) -> list[object]:
     return next(iter(lists.values()))
 
 
-def _parsed(text: bytes, where: str) -> Any:
+def _parse_json(text: bytes, where: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=once, parse_float=Decimal)  # it keeps all digits
     except (ValueError, RecursionError, InvalidOperation) as error:
@@ -358,14 +340,13 @@ def _parsed(text: bytes, where: str) -> Any:
 
 
 def _csv(file: SourceFile) -> Iterator[Row]:
-    """The rows below the line with the names of the columns."""
     number = 0
     usual = csv.field_size_limit(LARGEST_CSV_FIELD)
     try:
-        with _opened(file) as stream:
+        with _open_text(file) as stream:
             text = TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-            reader = csv.DictReader(text, strict=True)
-            if twice := repeated(filter(None, reader.fieldnames or ())):
+            reader = csv.DictReader(limited_lines(text, file.name), strict=True)
+            if twice := first_repeated(filter(None, reader.fieldnames or ())):
                 raise csv.Error(f"column {twice} stands there twice")
             for number, value in enumerate(reader, start=1):
                 if None in value or None in value.values():
@@ -387,7 +368,7 @@ def _parquet(file: SourceFile, columns: Sequence[str] | None = None) -> Iterator
 
     number = 0
     with _reading_parquet(file), parquet.ParquetFile(file.path) as table:
-        if twice := repeated(table.schema_arrow.names):
+        if twice := first_repeated(table.schema_arrow.names):
             raise ValueError(f"column {twice} stands there twice")
         for batch in table.iter_batches(columns=None if columns is None else list(columns)):
             for value in batch.to_pylist():
@@ -402,6 +383,8 @@ def _reading_parquet(file: SourceFile) -> Iterator[None]:
     try:
         yield
     except (ArrowException, OSError, ValueError, OverflowError) as error:  # of a page, a text, a time in it
+        if is_of_the_filesystem(error):
+            raise
         raise UserError(
             f"not a parquet file that can be read: {error}", where=file.name, advice="fetch or write the file once more"
         ) from error
@@ -414,4 +397,3 @@ READERS: dict[str, Callable[[SourceFile], Iterator[Row]]] = {
     ".parquet": _parquet,
     ".csv": _csv,
 }
-"""The reader of each ending."""

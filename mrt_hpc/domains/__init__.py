@@ -1,3 +1,3 @@
-"""What leads from an answer's text to its reward: extraction, equivalence, and a pool of processes that survives an
-answer that hangs.
+"""From an answer's text to its reward: extraction, equivalence, and a pool of processes that survives an answer that
+hangs.
 """

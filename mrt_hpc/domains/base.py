@@ -1,7 +1,7 @@
-r"""Defines a verifier: a section of the recipe that finds the answer in a text, and decides whether it is right.
+r"""A verifier is a section of the recipe that finds the answer in a text, and decides whether it is right.
 
-Add a verifier: one module with a subclass of ``Verifier``, and its name in :data:`mrt_hpc.recipe.kinds.VERIFIERS`;
-or a class of your own anywhere, named in the recipe as ``verifier: {type: my_module:MyVerifier}`` of ``data`` or of the
+To add one, write a module with a subclass of ``Verifier`` and add its name to :data:`mrt_hpc.recipe.kinds.VERIFIERS`;
+or name a class of any module in the recipe as ``verifier: {type: my_module:MyVerifier}`` of ``data`` or of the
 ``problems`` of a benchmark.
 """
 
@@ -31,42 +31,38 @@ class NoVerdictError(TypeError):
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judgement of a verifier on one answer."""
-
     correct: bool
     readable: bool
-    """False if the verifier cannot read the answer."""
     error: str | None = None
-    """What the verifier raised, in a line; None where it raised nothing."""
+    """The verifier's exception, in a line."""
 
 
 class Verifier(VerifierSettings):
     """Finds the answer in a completion, and compares it with the gold answer."""
 
     preload: ClassVar[tuple[str, ...]] = ()
-    """Modules that the grader processes import before the first answer."""
+    """Imported by the grader processes before the first answer."""
     _extraction: Extraction = PrivateAttr(default=DEFAULT_EXTRACTION)
 
     def extract(
         self, text: str, *, thinking: bool = False, thought_end: str = THOUGHT_END, cut: bool = False
     ) -> str | None:
-        r"""The answer in a text, by the rule of the problems (``extraction``); None without one. By default it is the
-        content of the last ``\boxed{}`` after the thought.
+        r"""The answer in a text, by the rule of the problems (``extraction``), by default the content of the last
+        ``\boxed{}`` after the thought.
 
-        Runs in the task, so it must be quick whatever the text. A verifier that overrides it finds answers by a rule of
-        its own; it says ``reads_boxes = False`` unless that rule is about boxes.
+        Runs in the task, so it must be quick whatever the text. A verifier that overrides it finds answers by its own
+        rule; it says ``reads_boxes = False`` unless that is about boxes.
 
         Args:
             text: a completion; for a branch, the forced start of the answer and the completion together.
             thinking: whether the text begins inside a thought.
-            thought_end: the closing tag of the thought.
             cut: whether the token limit cut the text off.
         """
         return RULES[self._extraction](text, thinking=thinking, thought_end=thought_end, cut=cut)
 
     @property
     def extraction(self) -> Extraction:
-        """The rule by which answers are found; a verifier with an ``extract`` of its own makes no use of it."""
+        """A verifier with an ``extract`` of its own ignores it."""
         return self._extraction
 
     def certain(self, answer: str, gold: str) -> bool | None:  # noqa: ARG002 - some know more
@@ -74,38 +70,44 @@ class Verifier(VerifierSettings):
         return None
 
     def reads(self, gold: str) -> bool | None:  # noqa: ARG002 - some verifiers know
-        """Whether a gold answer can be read, where that is known at once; None asks ``judge``. Runs in the task."""
+        """Whether a gold answer can be read, where known at once; None asks ``judge``. Runs in the task."""
         return None
+
+    def probes(self, gold: str) -> dict[str, bool]:  # noqa: ARG002 - some verifiers know
+        """Answers that show whether a gold answer can be reached, and whether each must be right. Those that must be
+        wrong count only together: one may be right by chance.
+        """
+        return {}
 
     @abstractmethod
     def judge(self, answer: str, gold: str) -> Judgement:
-        """Whether an answer is right. Runs in a process of its own that is killed at the time or memory limit: it may
+        """Whether an answer is right. Runs in its own process, which is killed at the time or memory limit: it may
         hang, raise anything or exhaust the memory, and the answer then scores 0.
         """
 
     @property
     def longest_wall_s(self) -> float:
-        """The seconds on the clock that a judgement may take by limits of the verifier's own; 0 where it has none. The
-        grader process is not ended before.
+        """Clock seconds of a judgement by the verifier's own limits, 0 without. The grader process is not ended
+        before.
         """
         return 0.0
 
     def may_take_long(self, answer: str) -> bool:  # noqa: ARG002 - some verifiers know
-        """Whether an answer looks as if judging it took long: others then do not wait for it."""
+        """Whether judging looks long: others then do not wait for it."""
         return False
 
     def refusal(self) -> UserError | None:
-        """The reason why nothing can be judged on this machine, where the verifier needs something that it lacks. It
-        tries the real thing, in seconds at most: ``plan`` and ``doctor`` show the reason, and a task stops with it.
+        """The reason why nothing can be judged on this machine. It tries the real thing, in seconds at most: ``plan``
+        and ``doctor`` show the reason, and a task stops with it.
         """
         return None
 
     def with_defaults(self, grading: Grading) -> Self:  # noqa: ARG002 - some take over more
-        """The verifier with the settings that it takes from the recipe's ``grading``."""
+        """With its settings from the recipe's ``grading``."""
         return self
 
     def with_extraction(self, rule: Extraction) -> Self:
-        """The verifier, which finds answers by a rule; one with an ``extract`` of its own keeps that."""
+        """A verifier with an ``extract`` of its own keeps that."""
         verifier = self.model_copy()
         verifier._extraction = rule
         return verifier
@@ -116,17 +118,11 @@ class Verifier(VerifierSettings):
 
 
 PACKAGES = ("math-verify", "latex2sympy2_extended", "sympy", "antlr4-python3-runtime")
-"""The packages that read and compare answers."""
 
 
 def grader_digest(verifier: Verifier, time_limit_s: float, memory_limit_gib: float) -> str:
-    """SHA-256 of the verifier's fields, its rule of extraction and its code, of the packages that it uses, and of the
-    limits of its processes. Comments and docstrings are no code.
-
-    Args:
-        verifier: with the settings that it takes from the recipe.
-        time_limit_s: processor seconds for one answer.
-        memory_limit_gib: of a grader process.
+    """SHA-256 of the verifier's fields, rule of extraction and code (without comments and docstrings), of its packages,
+    and of the limits of its processes.
     """
     from mrt_hpc.recipe.lock import installed_version  # it imports what processes of graders do without
 
@@ -141,14 +137,14 @@ def grader_digest(verifier: Verifier, time_limit_s: float, memory_limit_gib: flo
 
 
 def _code(verifier: Verifier) -> list[Path]:
-    """The modules of the package that judge answers, and the code of the user's own class or function."""
+    """Of the package, and of the user's own class or function."""
     folder = Path(mrt_hpc.domains.__file__).parent
     modules = [path for path in sorted(folder.rglob("*.py")) if "small_world" not in path.parts]
     return [*modules, *(code_files(verifier.type) if ":" in verifier.type else [])]
 
 
 def _syntax(path: Path) -> str:
-    """The syntax tree of a module as text, without its docstrings; the content of a file that is no Python."""
+    """The syntax tree without docstrings; the content of a file that is no Python."""
     content = path.read_bytes()
     try:
         tree = ast.parse(content)
@@ -162,5 +158,4 @@ def _syntax(path: Path) -> str:
 
 
 def _is_text(line: ast.stmt) -> bool:
-    """Whether a statement is a text alone: a docstring, of a field too."""
     return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str)

@@ -1,7 +1,7 @@
 r"""The rules by which an answer is found in a completion, by the names that ``extraction`` of a recipe takes.
 
-Trainers differ where a box stands in the thought only, where the thought does not end, and where there is no box. Each
-rule takes linear time, whatever the text, since it runs in the task.
+Trainers differ where a box stands in the thought only, where the thought does not end, and where there is no box. Rules
+run in the task, so each takes linear time.
 """
 
 import re
@@ -24,24 +24,22 @@ THOUGHT_END = "</think>"
 
 _BOX_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BRACE_TOKEN = re.compile(r"\\.|[{}]", re.DOTALL)
-"""The second alternative swallows escaped characters, so that the braces of ``\\{1, 2\\}`` are not counted."""
+"""Escaped characters are swallowed first, so that the braces of ``\\{1, 2\\}`` are not counted."""
 
 
 def extract_answer(
     text: str, *, thinking: bool = False, thought_end: str = THOUGHT_END, cut: bool = False
 ) -> str | None:
-    """The final answer in ``text``, or None when there is none.
+    """The final answer in ``text``, or None.
 
-    The answer is the content of the last ``\\boxed{...}`` (or ``\\fbox``) with balanced braces after the first
-    ``thought_end``; of the inner one where boxes are nested. Text without ``thought_end`` is searched whole, unless
-    ``thinking`` says that a thought must have ended: a trace cut off while thinking has no answer, whatever it boxed on
-    the way.
+    The content of the last ``\\boxed{...}`` (or ``\\fbox``) with balanced braces after the first ``thought_end``; of
+    the inner one where boxes are nested. Text without ``thought_end`` is searched whole, unless ``thinking``: a trace
+    cut off while thinking has no answer.
 
     Args:
         text: a completion; for a branch, the forced start of the answer and the completion together.
         thinking: whether the text begins inside a thought.
-        thought_end: the closing tag of the thought.
-        cut: whether the token limit cut the text off: then a last box that is still open was to be the answer, and an
+        cut: whether the token limit cut the text off: a last box that is still open was to be the answer, and an
             earlier one is none.
     """
     searched = after_thought(text, thinking=thinking, thought_end=thought_end)
@@ -49,18 +47,13 @@ def extract_answer(
 
 
 def after_thought(text: str, *, thinking: bool, thought_end: str) -> str | None:
-    """The part of a text after its thought; None if the thought has not ended."""
+    """None if the thought has not ended."""
     _, ended, rest = text.partition(thought_end)
     return rest if ended else None if thinking else text
 
 
 def last_box(text: str, *, cut: bool = False) -> str | None:
-    """The content of the last closed box, which may be empty; None where there is none.
-
-    Args:
-        text: what is searched, whole.
-        cut: whether a later box that is still open takes the place of the closed one.
-    """
+    """May be empty; with ``cut``, None where a later box is still open."""
     start_and_content = max(_boxes(text), default=None)
     if start_and_content is None or (cut and start_and_content[0] < _last_opening(text)):
         return None
@@ -68,14 +61,13 @@ def last_box(text: str, *, cut: bool = False) -> str | None:
 
 
 def _last_opening(text: str) -> int:
-    """Where the last box of ``text`` starts, closed or not; there is one."""
+    """Closed or not; there is one."""
     return max(token.start() for token in _BOX_TOKEN.finditer(text) if token[0].startswith((r"\boxed", r"\fbox")))
 
 
 def _boxes(text: str) -> Iterator[tuple[int, str]]:
-    """The balanced boxes of ``text`` as (start, content), at most two copies of any character in all.
-
-    Only the contents of innermost boxes are copied: an outer one never starts last.
+    """The balanced boxes of ``text`` as (start, content). Only contents of innermost boxes are copied, at most two
+    copies of any character: an outer one never starts last.
     """
     open_braces: list[tuple[int, int] | None] = []  # (start of the box, start of its content), None for a plain brace
     last_started = -1
@@ -90,7 +82,6 @@ def _boxes(text: str) -> Iterator[tuple[int, str]]:
 
 
 def braces_balance(text: str) -> bool:
-    """Whether every brace that is not escaped has its partner."""
     depth = 0
     for token in _BRACE_TOKEN.finditer(text):
         depth += {"{": 1, "}": -1}.get(token[0], 0)
@@ -121,17 +112,15 @@ _CALCULATION = re.compile(rf"(?<![\w.\\])[-+−]?{_NUMBER}(?:\s*[-+−*/^×÷·=
 
 @dataclass(frozen=True)
 class Found:
-    """Mathematics in a text."""
-
     start: int
-    """Where it starts, with its delimiter."""
+    """With its delimiter."""
     end: int
     content: str
-    """The content without its delimiters and without blank space around it."""
+    """Without delimiters and blank space around it."""
 
 
 def last_mathematics_in(text: str) -> str | None:
-    """What the last word "answer" announces that announces any mathematics, else the last; None where there is none."""
+    """The mathematics that the last word "answer" announces, else the last in the text."""
     texts = list(_mathematics(text))
     starts = [piece.start for piece in texts]
     for word in reversed(list(_ANSWER.finditer(text))):
@@ -142,7 +131,6 @@ def last_mathematics_in(text: str) -> str | None:
 
 
 def _mathematics(text: str) -> Iterator[Found]:
-    """Formulas and the calculations between them, in order."""
     behind = 0
     for formula in _formulas(text):
         yield from _calculations(text, behind, formula.start)
@@ -157,7 +145,7 @@ def _calculations(text: str, start: int, end: int) -> Iterator[Found]:
 
 
 def _formulas(text: str) -> Iterator[Found]:
-    """What stands between delimiters. A dollar sign before a digit closes nothing, so that prices are no delimiters."""
+    """A dollar sign before a digit closes nothing, so that prices are no delimiters."""
     opening: re.Match[str] | None = None
     for mark in _MARK.finditer(text):
         if opening is not None and _closes(mark, opening, text):
@@ -178,7 +166,7 @@ def _closes(mark: re.Match[str], opening: re.Match[str], text: str) -> bool:
 
 
 class ExtractionRule(Protocol):
-    """Finds the answer in a completion, None where it has none; the arguments are those of ``Verifier.extract``."""
+    """Arguments as in ``Verifier.extract``."""
 
     def __call__(
         self, text: str, *, thinking: bool = False, thought_end: str = THOUGHT_END, cut: bool = False
@@ -192,17 +180,15 @@ def any_box(
     thought_end: str = THOUGHT_END,  # noqa: ARG001
     cut: bool = False,  # noqa: ARG001 - a box that was closed counts, whatever was to come
 ) -> str | None:
-    """The content of the last closed box anywhere, in the thought or after it, whether or not the text was cut."""
+    """In the thought or after it, whether or not the text was cut."""
     return last_box(text) or None
 
 
 def last_mathematics(
     text: str, *, thinking: bool = False, thought_end: str = THOUGHT_END, cut: bool = False
 ) -> str | None:
-    """The last closed box after the thought; without a box the last formula or number there, or the one that the last
-    word "answer" announces.
-
-    A text that was cut has only its boxes: its last number may lack digits, or be a step on the way.
+    """After the thought: the last closed box, else the last formula or number, or the one that the last word "answer"
+    announces. A cut text has only its boxes: its last number may lack digits, or be a step on the way.
     """
     searched = after_thought(text, thinking=thinking, thought_end=thought_end)
     if searched is None:

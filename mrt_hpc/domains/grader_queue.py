@@ -1,7 +1,6 @@
 """A queue of pairs with grader processes of its own.
 
-A task is one pair, so that a hang spoils no neighbour: the way through pebble's pool takes 0.04 ms a pair, math-verify
-0.4 to 60 ms.
+A task is one pair, so that a hang spoils no neighbour: pebble's pool takes 0.04 ms a pair, math-verify 0.4 to 60 ms.
 """
 
 import asyncio
@@ -17,12 +16,12 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from mrt_hpc.domains.base import Judgement, NoVerdictError, Verifier
-from mrt_hpc.errors import ExitCode, UserError, in_a_line
+from mrt_hpc.errors import ExitCode, UserError, error_line
 from mrt_hpc.run.process import die_with_pool_owner
 from mrt_hpc.run.records import Gold, golds_of
 
@@ -34,7 +33,7 @@ from mrt_hpc.run.records import Gold, golds_of
 
 
 def initialise(memory_limit_bytes: int, niceness: int) -> None:
-    """Prepare a fresh worker process; to be called in it, before its first pair."""
+    """Called in a fresh worker process, before its first pair."""
     os.nice(niceness)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a Python handler would never run inside a long multiplication
     die_with_pool_owner()
@@ -42,7 +41,7 @@ def initialise(memory_limit_bytes: int, niceness: int) -> None:
 
 
 def limit_memory(limit_bytes: int) -> None:
-    """Let this process allocate ``limit_bytes`` beyond what it has mapped now; more raises MemoryError."""
+    """Beyond what this process has mapped now; more raises MemoryError."""
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     soft = mapped + limit_bytes
@@ -51,15 +50,10 @@ def limit_memory(limit_bytes: int) -> None:
 
 
 def judge_timed(verifier: Verifier, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
-    """The judgement of one pair and the processor seconds it took; an error of the verifier makes the answer
-    unreadable, but for what this machine lacks.
+    """The judgement of one pair and its processor seconds; an error of the verifier makes the answer unreadable.
 
-    Processor time does not pass while others have the core, so that a busy machine makes no right answer wrong. Past
-    ``limit_s`` the kernel ends the process by SIGPROF, which has no handler: one in Python would have to wait for the
-    end of a long multiplication.
-
-    Raises:
-        UserError: the verifier cannot judge on this machine.
+    Processor time, so that a busy machine makes no right answer wrong. Past ``limit_s`` the kernel ends the process by
+    SIGPROF without a handler: one in Python would wait for the end of a long multiplication.
     """
     started = time.process_time()
     signal.setitimer(signal.ITIMER_PROF, limit_s)
@@ -70,7 +64,7 @@ def judge_timed(verifier: Verifier, answer: str, gold: str, limit_s: float) -> t
     except UserError:
         raise
     except BaseException as error:  # whatever a hostile answer causes, MemoryError and SystemExit too, scores 0
-        judgement = Judgement(correct=False, readable=False, error=in_a_line(error))
+        judgement = Judgement(correct=False, readable=False, error=error_line(error))
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
     return judgement, time.process_time() - started
@@ -79,48 +73,40 @@ def judge_timed(verifier: Verifier, answer: str, gold: str, limit_s: float) -> t
 logger = logging.getLogger(__name__)
 
 START_LIMIT_S = 120.0
-"""The limit for the fork server to import sympy from a cold shared filesystem, seconds."""
+"""For the fork server to import sympy from a cold shared filesystem."""
 TASKS_PER_PROCESS = 5000
-"""Then a process is replaced, so that what sympy's caches hold never adds up to the memory limit."""
+"""Then a process is replaced, so that sympy's caches never add up to the memory limit."""
 REPLACEMENTS = 3
-"""The number of times that a broken pool is replaced for one pair. Whatever kills idle processes, for example the
-kernel for lack of memory, may do so again.
-"""
+"""Of a broken pool for one pair: whatever kills idle processes may do so again."""
 WALL_FACTOR, LEAST_WALL_S = 10.0, 10.0
-"""Seconds on the clock for one second of the processor, at most, and for a pair, at least: what waits without computing
-comes to an end as well, and a busy machine ends nothing that computes.
+"""Clock seconds per processor second, and for a pair at least: a pair that waits without computing ends as well, and a
+busy machine ends none that computes.
 """
 
 
 class VerdictStatus(StrEnum):
-    """How a verdict came about."""
-
     GRADED = "graded"
-    """The verifier compared the answer with the gold answer."""
     NO_ANSWER = "no_answer"
-    """There was no answer to grade."""
     TIMED_OUT = "timed_out"
-    """The answer hung: its process was killed at the time limit."""
     MALFORMED = "malformed"
     """No expression could be read, or reading it raised an error, exhausted the memory or crashed the process."""
 
 
 @dataclass
 class Lane:
-    """Grader processes, started when they are first needed, and again when they break."""
+    """Starts grader processes when first needed, and again when they break."""
 
     verifier: Verifier
     processes: int
     memory_limit_bytes: int
-    """The memory of one process, bytes, in addition to its libraries."""
+    """Of one process, beyond its libraries."""
     niceness: int = 0
-    """The niceness that is added to that of the caller."""
+    """Added to that of the caller."""
     pool: ProcessPool | None = field(default=None, init=False)
     unfinished: set[ProcessFuture[tuple[Judgement, float]]] = field(default_factory=set, init=False)
 
     async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float] | VerdictStatus:
-        """The judgement of one pair and the processor seconds that it took, or why there is none: it took too long, or
-        its process ended otherwise.
+        """The judgement of one pair and its processor seconds, or why there is none.
 
         A pool breaks when its fork server is killed, or a process without a task; it is then replaced.
 
@@ -152,9 +138,8 @@ class Lane:
         )
 
     def _replace(self, pool: ProcessPool, error: BrokenProcessPool) -> None:
-        """End a broken pool, so that the next pair starts another; a second pair may have done this already.
-
-        All its pairs get the same error, and with it another attempt: none of them was cancelled by its caller.
+        """A second pair may have done this already. All pairs of a broken pool get the same error, and with it another
+        attempt.
         """
         if self.pool is not pool:
             return
@@ -165,17 +150,11 @@ class Lane:
             future.set_exception(error)
 
     def started(self) -> ProcessPool:
-        """The processes; started where they are not.
-
-        Raises:
-            UserError: they do not start, or the verifier cannot judge on this machine.
-        """
         if self.pool is None:
             self.pool = self._new()
         return self.pool
 
     def stop(self) -> None:
-        """End the processes and their current work."""
         pool, self.pool = self.pool, None
         for future in tuple(self.unfinished):
             future.cancel()
@@ -220,7 +199,7 @@ class Lane:
 
 
 def _end(pool: ProcessPool) -> None:
-    """End the processes of a pool and its threads, after which none of its futures gets a result."""
+    """End a pool's processes and threads; none of its futures gets a result."""
     pool.stop()
     pool.join()
 
@@ -237,67 +216,37 @@ Pair = tuple[str | None, Gold]
 """An answer (None when the text had none) and the gold answer, or several, any of which is right."""
 
 FIRST_LIMIT_S = 0.5
-"""An answer slower than this, in processor seconds, is stopped, and tried again among the slow ones for its full time
-limit. math-verify takes 0.4 to 60 ms for an answer that is meant as one, and more in a fresh process; a lower limit
-ends processes that were only cold.
+"""A slower answer (processor seconds) is tried again among the slow ones for its full limit. math-verify takes 0.4 to
+60 ms, and more in a fresh process: a lower limit ends cold processes.
 """
 SLOW_PROCESSES = 1
-"""The number of processes for slower answers; they start with the first such answer."""
+"""For slower answers; they start with the first such answer."""
 SLOW_NICENESS = 5
-"""Gives the slow ones a quarter of the processor time of the others, where there are fewer cores than processes."""
+"""Gives the slow ones a quarter of the others' processor time, where there are fewer cores than processes."""
 LOGGED_CHARS = 80
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The grading of one pair."""
-
     reward: float
     """1.0 or 0.0."""
     status: VerdictStatus
     seconds: float
-    """Processor time that a grader process spent on it."""
+    """Processor time of a grader process."""
     error: str | None = None
-    """What the verifier raised, in a line; None where it raised nothing."""
 
 
 NO_ANSWER = Verdict(0.0, VerdictStatus.NO_ANSWER, 0.0)
 
 
-class GradingLane(Protocol):
-    """Grader processes with a queue of pairs: a :class:`Lane`, or one on several nodes."""
-
-    async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float] | VerdictStatus:
-        """See :meth:`Lane.judge`."""
-        ...
-
-    def started(self) -> object:
-        """The processes; started where they are not."""
-        ...
-
-    def stop(self) -> None:
-        """End the processes and their current work."""
-        ...
-
-
-class LaneMaker(Protocol):
-    """The class of a lane; see :class:`Lane` for the arguments."""
-
-    def __call__(
-        self, verifier: Verifier, processes: int, memory_limit_bytes: int, niceness: int = 0
-    ) -> GradingLane: ...
-
-
 class GraderPool:
-    """Grader processes, to be used as a context manager; one event loop or one thread at a time.
+    """Grader processes, as a context manager; one event loop or one thread at a time.
 
     Args:
-        verifier: decides which answers are right.
-        processes: how many answers are graded at a time; slow ones have one process more.
+        processes: answers graded at a time; slow ones have one process more.
         time_limit_s: processor seconds for one answer; a slower one is killed and scores 0.
         memory_limit_gib: what one process may allocate beyond its libraries, GiB.
         cache_size: verdicts remembered; the oldest are forgotten first.
-        lane: where the processes run; by default on this node.
     """
 
     def __init__(
@@ -308,13 +257,12 @@ class GraderPool:
         *,
         memory_limit_gib: float = 2.0,
         cache_size: int = 65536,
-        lane: LaneMaker = Lane,
     ) -> None:
         self.verifier = verifier
         self.time_limit_s = time_limit_s
         memory_limit_bytes = int(memory_limit_gib * 2**30)
-        self.fast = lane(verifier, processes, memory_limit_bytes)
-        self.slow = lane(verifier, SLOW_PROCESSES, memory_limit_bytes, niceness=SLOW_NICENESS)
+        self.fast = Lane(verifier, processes, memory_limit_bytes)
+        self.slow = Lane(verifier, SLOW_PROCESSES, memory_limit_bytes, niceness=SLOW_NICENESS)
         self._cache: OrderedDict[tuple[str, Gold], Verdict] = OrderedDict()
         self._cache_size = cache_size
 
@@ -327,14 +275,11 @@ class GraderPool:
         self.slow.stop()
 
     async def grade(self, pairs: Sequence[Pair], *, log_failures: bool = True) -> list[Verdict]:
-        """The verdict on each pair, in order; equal pairs are graded once.
-
-        Of several gold answers the verifier is asked about each, until one takes the answer. Never raises for what an
-        answer contains.
+        """In order; equal pairs are graded once, and each gold answer is tried until one takes the answer. Never raises
+        for what an answer contains.
 
         Args:
-            pairs: answer and gold answer each.
-            log_failures: whether answers that hang or cannot be read are logged; not needed for candidates of no trace.
+            log_failures: not needed for candidates of no trace.
 
         Raises:
             UserError: the grader processes cannot be started (again).
@@ -346,7 +291,7 @@ class GraderPool:
         return [verdicts[pair] for pair in pairs]
 
     def readable_all(self, golds: Sequence[str]) -> list[bool]:
-        """Whether the verifier reads each gold answer, within the limits on an answer.
+        """Within the limits on an answer.
 
         Raises:
             UserError: a verifier of the user's own raises an error for a gold answer, and would for other answers.
@@ -387,8 +332,8 @@ class GraderPool:
         return verdict
 
     async def _by_any(self, answer: str, golds: Sequence[str]) -> Verdict:
-        """The verdict of the first gold answer that takes the answer. Where none does, that of the first comparison
-        that hung or could not be made, as it may have hidden a right answer.
+        """Of the first gold answer that takes the answer; else of the first comparison that hung or could not be made,
+        as it may have hidden a right answer.
         """
         verdicts: list[Verdict] = []
         for gold in golds:
@@ -408,9 +353,7 @@ class GraderPool:
         return Verdict(float(judgement.correct), status, seconds, judgement.error)
 
     async def _judged(self, answer: str, gold: str) -> tuple[Judgement, float] | VerdictStatus:
-        """The judgement and its processor seconds, or why there is none: a second attempt follows a short first one,
-        and one whose process was lost.
-        """
+        """A second attempt follows a short first one, and one whose process was lost."""
         judged: tuple[Judgement, float] | VerdictStatus = VerdictStatus.TIMED_OUT
         for lane, limit_s in self._attempts(answer):
             judged = await lane.judge(answer, gold, limit_s)
@@ -419,8 +362,7 @@ class GraderPool:
                 break
         return judged
 
-    def _attempts(self, answer: str) -> tuple[tuple[GradingLane, float], ...]:
-        """Where an answer is graded, one attempt after the other, and for how many processor seconds."""
+    def _attempts(self, answer: str) -> tuple[tuple[Lane, float], ...]:
         second = (self.slow, self.time_limit_s)
         first_limit_s = min(FIRST_LIMIT_S, self.time_limit_s)
         return (second if self.verifier.may_take_long(answer) else (self.fast, first_limit_s)), second

@@ -1,10 +1,13 @@
-"""The verifiers that come with the package, but for programs, and those of the sections of a recipe."""
+"""The verifiers of the package, and those of the sections of a recipe."""
 
+import asyncio
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator
@@ -12,9 +15,9 @@ from pydantic_core import PydanticCustomError
 
 from mrt_hpc.domains.base import Judgement, NoVerdictError, Verifier
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.base import require_kind
 from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION
-from mrt_hpc.recipe.registry import imported
+from mrt_hpc.recipe.registry import import_name
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import Grading, ProblemSource
 
@@ -45,7 +48,7 @@ _BRACKETS = re.compile(r"[({\[]|[)}\]]")
 
 
 def may_take_long(answer: str) -> bool:
-    """Whether ``answer`` has a form whose evaluation is not bounded by its length. Linear in its length."""
+    """Whether the evaluation is not bounded by the length. Linear in its length."""
     return len(answer) > LONG_CHARS or _SLOW.search(answer) is not None or _depth(answer) > LARGEST_DEPTH
 
 
@@ -66,7 +69,7 @@ class MathVerifier(Verifier):
     """Whether an answer to a gold number must be evaluated; null takes grading.strict."""
 
     def certain(self, answer: str, gold: str) -> bool | None:
-        """The verdict on numbers and on equal texts."""
+        """Of numbers and equal texts."""
         from mrt_hpc.domains.math.equivalence import certain_verdict  # loads math-verify, which only tasks have
 
         return certain_verdict(answer, gold, strict=bool(self.strict))
@@ -77,18 +80,21 @@ class MathVerifier(Verifier):
 
         return True if read_quantity(gold) is not None else None
 
+    def probes(self, gold: str) -> dict[str, bool]:
+        """Other spellings of the gold answer, and three unrelated answers."""
+        from mrt_hpc.domains.math.reading import other_spellings
+
+        return {"0": False, "17": False, "q": False} | dict.fromkeys(other_spellings(gold), True)
+
     def judge(self, answer: str, gold: str) -> Judgement:
-        """math-verify's judgement."""
         from mrt_hpc.domains.math.equivalence import judge
 
         return judge(answer, gold)
 
     def may_take_long(self, answer: str) -> bool:
-        """Whether evaluating the answer may take longer than reading it."""
         return may_take_long(answer)
 
     def with_defaults(self, grading: Grading) -> Self:
-        """Strict as ``grading`` says, unless the verifier says it."""
         return self if self.strict is not None else self.model_copy(update={"strict": grading.strict})
 
 
@@ -96,14 +102,22 @@ class MathVerifier(Verifier):
 
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_CHOICE = re.compile(
-    r"\s*+(?:\\(?:text|textbf|mathrm|mathbf)\s*+\{)?\s*+"
-    r"(?:[(\[]\s*+([A-Za-z])\s*+[)\]](?:\W.*)?|([A-Za-z])\s*+\}?\s*+(?:[.:,)].*)?)",
-    re.DOTALL,
+_AROUND = re.compile(
+    r"\\(?:text[a-z]*|math[a-z]*|boldsymbol|bm|mbox|bf|rm|it|q?quad)(?![A-Za-z])|\*\*|\\[()\[\] ,;:!]|[${}]|~"
 )
-"""A letter in brackets, whatever follows; or alone, or before a full stop, a colon, a comma or a bracket and a choice;
-each may stand in a LaTeX text command. White space is given back by no repetition, so the time is linear.
+"""Fonts, delimiters and spaces around a letter."""
+_CHOICE = re.compile(
+    r"\s*+(?:(?:option|choice|answer)\s*+:?\s*+)?"
+    r"(?:[(\[]\s*+([A-Z])\s*+[)\]](\W.*)?|([A-Z])\s*+([.:,)].*|[-–—]\s.*)?)",
+    re.DOTALL | re.IGNORECASE,
+)
+"""A letter in brackets; or alone, or before a full stop, a colon, a comma, a bracket or a dash and a choice. No
+repetition gives back white space, so the time is linear.
 """
+_SECOND_CHOICE = re.compile(
+    r"(?:\A[\s.:,–—-]*+|[,;/&]\s*+|\b(?:and|or|not)\s++)[(\[]?\s*+([A-Z])(?=\s*+(?:\Z|[])/&.,:;]|(?:and|or)\b))"
+)
+"""Another letter in the rest of an answer, that may be a choice too."""
 
 
 class ChoiceVerifier(Verifier):
@@ -114,23 +128,23 @@ class ChoiceVerifier(Verifier):
     """The number of choices: 4 are A to D."""
 
     def certain(self, answer: str, gold: str) -> bool:
-        """The verdict, always: a letter is read at once, and what is none is wrong."""
+        """Always known: a letter is read at once, and anything else is wrong."""
         letter = self.letter(answer)
         return letter is not None and letter == self.letter(gold)
 
     def reads(self, gold: str) -> bool:
-        """Whether it is the letter of a choice."""
         return self.letter(gold) is not None
 
     def judge(self, answer: str, gold: str) -> Judgement:
-        """The same, and whether the answer was a letter of a choice."""
         return Judgement(correct=self.certain(answer, gold), readable=self.letter(answer) is not None)
 
     def letter(self, answer: str) -> str | None:
-        """The letter of a choice that an answer gives; None where it gives none, or one beyond the choices."""
-        match = _CHOICE.fullmatch(answer)
-        letter = (match[1] or match[2]).upper() if match else ""
-        return letter if letter and letter in LETTERS[: self.choices] else None
+        match = _CHOICE.fullmatch(_AROUND.sub(" ", answer))
+        if match is None:
+            return None
+        letter, rest = (match[1] or match[3]).upper(), match[2] or match[4] or ""
+        letters = {letter, *_SECOND_CHOICE.findall(rest)}.intersection(LETTERS[: self.choices])
+        return letter if letters == {letter} else None
 
 
 # -- exact -------------------------------------------------------------------------------------------------------------
@@ -145,7 +159,7 @@ class ExactVerifier(Verifier):
     """Whether capital and small letters are the same."""
 
     def certain(self, answer: str, gold: str) -> bool:
-        """The verdict, always: texts are compared at once."""
+        """Always known."""
         given, expected = answer.strip(), gold.strip()
         return given.casefold() == expected.casefold() if self.ignore_case else given == expected
 
@@ -154,7 +168,6 @@ class ExactVerifier(Verifier):
         return True
 
     def judge(self, answer: str, gold: str) -> Judgement:
-        """The same."""
         return Judgement(correct=self.certain(answer, gold), readable=True)
 
 
@@ -163,10 +176,9 @@ class ExactVerifier(Verifier):
 
 
 class FunctionVerifier(Verifier):
-    """A final answer in a box that a function of the user's own takes for right.
-
-    The function gets the answer and the gold answer, and returns true or false. It runs in the grader processes, so it
-    may hang or crash: the answer then scores 0.
+    """A final answer in a box that a function of the user's own takes for right. The function gets the answer and the
+    gold answer, and returns true or false. It runs in the grader processes: where it hangs or crashes, the answer
+    scores 0.
     """
 
     type: str
@@ -176,7 +188,7 @@ class FunctionVerifier(Verifier):
     @classmethod
     def _takes_two_texts(cls, name: str) -> str:
         try:
-            inspect.signature(imported(name)).bind("answer", "gold")
+            inspect.signature(import_name(name)).bind("answer", "gold")
         except TypeError as error:
             raise PydanticCustomError(
                 "wrong_arguments",
@@ -187,16 +199,11 @@ class FunctionVerifier(Verifier):
 
     @property
     def function(self) -> Callable[[str, str], object]:
-        """The function itself."""
-        function: Callable[[str, str], object] = imported(self.type)
+        function: Callable[[str, str], object] = import_name(self.type)
         return function
 
     def judge(self, answer: str, gold: str) -> Judgement:
-        """What the function returns.
-
-        Raises:
-            NoVerdictError: it returns something else than true or false, of Python or numpy.
-        """
+        """Raises NoVerdictError for other results than true or false, of Python or numpy."""
         correct = self.function(answer, gold)
         numpy = sys.modules.get("numpy")  # its truth values come from a function that has loaded it
         if numpy is not None and isinstance(correct, numpy.bool_):
@@ -211,46 +218,58 @@ class FunctionVerifier(Verifier):
 
 
 def verifier_of(problems: ProblemSource, grading: Grading) -> Verifier:
-    """Return the verifier of a set of problems, with their rule of extraction and what it takes from ``grading``.
+    """With the problems' rule of extraction and the settings from ``grading``.
 
     Raises:
         TypeError: the class that the recipe names is no verifier.
     """
-    verifier = as_kind(problems.verifier or MathVerifier(), Verifier).with_defaults(grading)
+    verifier = require_kind(problems.verifier or MathVerifier(), Verifier).with_defaults(grading)
     return verifier.with_extraction(problems.extraction or DEFAULT_EXTRACTION)
 
 
 def verifiers_of(recipe: Experiment) -> list[Verifier]:
-    """The verifiers of all problems of a recipe, each once."""
+    """Of all problems of a recipe, each once."""
     sources = [recipe.data, *(benchmark.problems for benchmark in recipe.evaluation.benchmarks)]
     problems = [source for source in sources if isinstance(source, ProblemSource)]
     return list(dict.fromkeys(verifier_of(source, recipe.grading) for source in problems))
 
 
 def refusals(recipe: Experiment) -> list[UserError]:
-    """The reasons why answers to problems of a recipe cannot be judged on this machine; most have none."""
+    """The reasons why answers cannot be judged on this machine; most recipes have none."""
     refused = (verifier.refusal() for verifier in verifiers_of(recipe))
     return [refusal for refusal in refused if refusal is not None]
 
 
-def unreadable_answers(
+class GoldFault(StrEnum):
+    """Why a gold answer is of no use."""
+
+    UNREADABLE = "the verifier cannot read it, so an answer in another spelling scores 0"
+    UNREACHABLE = "an ordinary other spelling of it scores 0"
+    LOOSE = "answers that have nothing to do with it score 1"
+
+
+def gold_faults(
     answers: Sequence[str], verifier: Verifier, open_pool: "Callable[[], AbstractContextManager[GraderPool]]"
-) -> set[str]:
-    """The answers that the verifier cannot read.
-
-    Where all answers can be read at once, as numbers can, no grader process is started.
-
-    Args:
-        answers: gold answers.
-        verifier: that of the pool.
-        open_pool: starts the grader processes, which are killed when an answer hangs.
-
-    Raises:
-        UserError: the grader processes cannot be started.
+) -> dict[str, GoldFault]:
+    """Gold answers that no answer in another spelling reaches, or almost any answer does. Where all can be read at
+    once, as numbers can, no grader process starts.
     """
     known = {answer: verifier.reads(answer) for answer in answers}
     unknown = [answer for answer, readable in known.items() if readable is None]
+    loose = dict[str, GoldFault]()
     if unknown:
         with open_pool() as pool:
             known |= dict(zip(unknown, pool.readable_all(unknown), strict=True))
-    return {answer for answer, readable in known.items() if not readable}
+            loose = _probed([answer for answer in unknown if known[answer]], verifier, pool)
+    return {answer: GoldFault.UNREADABLE for answer, readable in known.items() if not readable} | loose
+
+
+def _probed(golds: Sequence[str], verifier: Verifier, pool: "GraderPool") -> dict[str, GoldFault]:
+    probes = [(answer, gold, right) for gold in golds for answer, right in verifier.probes(gold).items()]
+    verdicts = asyncio.run(pool.grade([probe[:2] for probe in probes], log_failures=False))
+    missed, taken = Counter[str](), Counter[str]()
+    for (_, gold, right), verdict in zip(probes, verdicts, strict=True):
+        missed[gold] += right and verdict.reward == 0.0
+        taken[gold] += right or verdict.reward == 1.0
+    loose = {gold: GoldFault.LOOSE for gold in golds if taken[gold] == len(verifier.probes(gold)) > 0}
+    return loose | {gold: GoldFault.UNREACHABLE for gold in golds if missed[gold]}

@@ -1,5 +1,5 @@
-"""The one benchmark of a suite that an analysis is of. An evaluation that does not suit the analysis is refused before
-it is submitted: it would take GPU-hours.
+"""The one benchmark of a suite that an analysis is of. Unsuited evaluations are refused before submission: they would
+take GPU-hours.
 """
 
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mrt_hpc.analysis.model_samples import SUITE_WITH
-from mrt_hpc.analysis.paper_results import BENCHMARKS
+from mrt_hpc.analysis.published_results import BENCHMARKS
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.recipe.choices import Boundaries
 
@@ -16,56 +16,52 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.sections import Benchmark
 
 Typed = Callable[[str | None, str], str]
-"""The command on a suite (None for the same one) and a benchmark, as the user types it."""
+"""The command on a suite (None for the same) and benchmark, as typed."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What an analysis needs of an evaluation."""
+    """An analysis's needs of an evaluation."""
 
     values: bool = False
     """A prover."""
     answers: bool = False
     """A prover that samples answers."""
     boundaries: tuple[Boundaries, ...] = tuple(Boundaries)
-    """A way of evaluating whose boundaries are at one of these places."""
+    """Boundaries at one of these places."""
 
     @property
     def suite(self) -> str:
-        """One that has all this."""
+        """One that meets all needs."""
         return SUITE_WITH[self.boundaries[0]]
 
     def suits(self, benchmark: "Benchmark") -> bool:
-        """Whether the way of evaluating of a benchmark is one that the analysis makes sense of."""
+        """Whether a benchmark's mode makes sense to the analysis."""
         return benchmark.boundaries in self.boundaries
 
 
 def analysed_benchmark(recipe: "EvaluationRecipe", needs: Needs, name: str | None, typed: Typed) -> "Benchmark":
-    """The benchmark of an evaluation that an analysis is of.
+    """The benchmark to analyse; refuses a missing prover, an unsuited mode, and an unknown or ambiguous name.
 
     Args:
-        recipe: of the evaluation.
-        needs: of the analysis.
-        name: of the benchmark; None where the user named none.
-        typed: gives the commands that errors advise.
-
-    Raises:
-        UserError: the evaluation has no prover that the analysis needs, it has several benchmarks and none is named,
-            there is no such benchmark, or it is sampled in a mode that the analysis cannot use.
+        name: None where the user named none.
+        typed: commands that errors advise.
     """
     advice = typed(needs.suite, name if name in BENCHMARKS else BENCHMARKS[0])
     _require_prover(recipe, needs, advice)
     suiting = [benchmark.name for benchmark in recipe.evaluation.benchmarks if needs.suits(benchmark)]
     if not suiting:
-        raise _unsuited(recipe, needs, recipe.evaluation.benchmarks, advice)
-    chosen = _chosen(recipe, suiting, name, typed)
+        raise _unsuited_error(recipe, needs, recipe.evaluation.benchmarks, advice)
+    chosen = _choose_benchmark(recipe, suiting, name, typed)
     if chosen.name not in suiting:
-        raise _unsuited(recipe, needs, [chosen], typed(None, suiting[0]))
+        raise _unsuited_error(recipe, needs, [chosen], typed(None, suiting[0]))
     return chosen
 
 
-def _unsuited(recipe: "EvaluationRecipe", needs: Needs, benchmarks: "Sequence[Benchmark]", advice: str) -> UserError:
-    """The error about benchmarks that are sampled in modes that the analysis cannot use."""
+def _unsuited_error(
+    recipe: "EvaluationRecipe", needs: Needs, benchmarks: "Sequence[Benchmark]", advice: str
+) -> UserError:
+    """The error for modes that the analysis cannot use."""
     ways = dict.fromkeys("direct" if benchmark.mode is None else benchmark.mode.type for benchmark in benchmarks)
     names = ", ".join(benchmark.name for benchmark in benchmarks)
     return UserError(
@@ -78,11 +74,7 @@ def _unsuited(recipe: "EvaluationRecipe", needs: Needs, benchmarks: "Sequence[Be
 
 
 def _require_prover(recipe: "EvaluationRecipe", needs: Needs, advice: str) -> None:
-    """Refuse an evaluation without the values, or without the answers, that an analysis needs.
-
-    Raises:
-        UserError: they are not asked for.
-    """
+    """Refuse an evaluation without the needed values or answers."""
     prover = recipe.evaluation.prover
     if prover is None and needs.values:
         raise UserError(
@@ -101,12 +93,10 @@ def _require_prover(recipe: "EvaluationRecipe", needs: Needs, advice: str) -> No
         )
 
 
-def _chosen(recipe: "EvaluationRecipe", suiting: Sequence[str], name: str | None, typed: Typed) -> "Benchmark":
-    """The benchmark that is named, or the only one.
-
-    Raises:
-        UserError: there is no such benchmark, or there are several.
-    """
+def _choose_benchmark(
+    recipe: "EvaluationRecipe", suiting: Sequence[str], name: str | None, typed: Typed
+) -> "Benchmark":
+    """The named benchmark, or the only one."""
     benchmarks = {benchmark.name: benchmark for benchmark in recipe.evaluation.benchmarks}
     if name is None and len(benchmarks) > 1:
         raise UserError(

@@ -1,7 +1,6 @@
 """Asynchronous sampling through a server's socket, from prompts as token ids to token ids with log-probabilities.
 
-Samples are yielded one by one as they finish, in any order. After a broken connection
-the client tries again for the samples that have not arrived yet; it does not repeat a request that the server refused.
+Samples arrive one by one, in any order. After a broken connection the client asks again for missing samples.
 """
 
 import time
@@ -9,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 import aiohttp
 import msgspec
@@ -24,7 +24,7 @@ from mrt_hpc.inference.protocol import (
     ServedSample,
     read_sample_line,
 )
-from mrt_hpc.inference.server_control import READ_LOG, Address
+from mrt_hpc.inference.server_control import READ_LOG, URL
 from mrt_hpc.run.records import SLIGHTLY_ABOVE_ONE, FinishReason
 
 __all__ = ["Completion", "GenerationClient", "Request", "SamplingSettings", "connect"]
@@ -39,63 +39,51 @@ class ServerGone(Exception):
 
 @dataclass(frozen=True)
 class Completion:
-    """One sample of one request."""
-
     request: int
-    """The index of the request among those of the call."""
+    """Index within the call."""
     sample: int
-    """The index of the sample's seed within the request."""
+    """Index of the seed within the request."""
     seed: int
     token_ids: list[int]
     """[T], with the stop token last where ``finish_reason`` is STOP."""
     logprobs: list[float]
-    """[T] the log-probabilities under the distribution that was sampled from."""
+    """[T] under the sampled distribution."""
     finish_reason: FinishReason
     weights_version: int
-    """The weights version that sampled the first token, the oldest of all."""
+    """The version of the first token, the oldest of all."""
     prompt_tokens: int
     cached_tokens: int | None
-    """The number of prompt tokens that the server had in its prefix cache."""
+    """Prompt tokens in the server's prefix cache."""
     scores: list[float]
-    """The log-probabilities of the request's ``score_ids`` at the first position."""
+    """Log-probabilities of ``score_ids`` at the first position."""
     started: float
-    """The time at which the request was sent, in seconds since the epoch."""
+    """When the request was sent, seconds since the epoch."""
     seconds: float
-    """The seconds from ``started`` to the last token."""
     tops: list[dict[int, float]] = field(default_factory=list)
-    """[T] the likeliest tokens at each position with their log-probabilities; empty where the request asked for none.
-    """
+    """[T] the likeliest tokens with log-probabilities; empty where not asked for."""
     later_weights: list[list[int]] = field(default_factory=list)
     """See :class:`mrt_hpc.run.records.Rollout`."""
 
 
 @dataclass
 class GenerationClient:
-    """A client that samples through one server. `connect` creates it."""
-
     http: aiohttp.ClientSession
     revive: Callable[[], Awaitable[object]] | None = None
-    """A function awaited before a broken request is sent again, to restart a server that died."""
+    """Awaited before a broken request is sent again; restarts a dead server."""
     attempts: int = ATTEMPTS
     where: object = None
-    """The place that an error names: the log of the server, or its address."""
+    """The server's log, or its socket, for errors."""
     advice: str = READ_LOG
-    """The advice in an error of the server."""
     generated_tokens: int = field(default=0, init=False)
     unfinished: int = field(default=0, init=False)
-    """The number of batches that the server has received and has not finished."""
+    """Batches that the server has received and not finished."""
 
     async def complete(self, prompt_ids: list[int], seeds: list[int], settings: SamplingSettings) -> list[Completion]:
-        """Return all samples of one prompt, in the order of their seeds."""
+        """All samples of one prompt, in the order of their seeds."""
         completions = [c async for c in self.stream([Request(prompt_ids, seeds, settings)])]
         return sorted(completions, key=lambda c: c.sample)
 
     async def stream(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        """Yield the samples of all requests, each as soon as it is finished.
-
-        Raises:
-            UserError: the server refused a request, or remained unreachable.
-        """
         waiting = {(i, j) for i, request in enumerate(requests) for j in range(len(request.seeds))}
         if not waiting:
             return
@@ -103,7 +91,7 @@ class GenerationClient:
             retry=retry_if_exception_type(ServerGone),
             stop=stop_after_attempt(self.attempts),
             wait=wait_exponential(multiplier=0.1, max=5),
-            before_sleep=self._before_retry,
+            before_sleep=self._prepare_retry,
             retry_error_callback=self._give_up,
         )
         async for attempt in retrying:
@@ -113,13 +101,13 @@ class GenerationClient:
                     self.generated_tokens += len(completion.token_ids)
                     yield completion
 
-    async def _before_retry(self, _: RetryCallState) -> None:
+    async def _prepare_retry(self, _: RetryCallState) -> None:
         if self.revive is not None:
             await self.revive()
 
     async def _attempt(self, requests: Sequence[Request], waiting: set[tuple[int, int]]) -> AsyncIterator[Completion]:
-        """Send the requests of the missing samples, and yield what arrives; the caller removes it from ``waiting``."""
-        places = _by_request(waiting)
+        """Send the requests of the samples in ``waiting``; the caller removes those that arrive."""
+        places = _samples_by_request(waiting)
         kept = [(i, [requests[i].seeds[j] for j in js]) for i, js in places.items()]
         batch = RequestBatch([msgspec.structs.replace(requests[i], seeds=seeds) for i, seeds in kept])
         started = time.time()
@@ -156,7 +144,7 @@ class GenerationClient:
         return UserError(what, value=value, where=self.where, advice=self.advice)
 
     def _not_finite(self, reason: str, value: str) -> UserError:
-        """The error of a sample that is not asked for again: the same seed with the same weights gives the same."""
+        """The sample is not asked for again: the same seed with the same weights gives the same."""
         return UserError(
             f"the vLLM server computes numbers that are not finite ({reason})",
             value=value,
@@ -178,7 +166,7 @@ class GenerationClient:
 
 @asynccontextmanager
 async def connect(
-    address: Address,
+    socket: Path,
     key: str,
     *,
     revive: Callable[[], Awaitable[object]] | None = None,
@@ -186,28 +174,20 @@ async def connect(
     where: object = None,
     advice: str = READ_LOG,
 ) -> AsyncIterator[GenerationClient]:
-    """Yield a client of the server that listens at ``address``; it is closed at the end of the block.
-
-    Args:
-        address: of the server.
-        key: that of the run.
-        revive: awaited before a broken request is sent again, to restart a server that died.
-        attempts: the number of times that a request is sent before the client gives up.
-        where: the place that errors name, such as the server's log; by default its address.
-        advice: the next command to type, shown in errors.
+    """A client of the server at ``socket``, closed at the end of the block. ``revive`` is as in
+    :class:`GenerationClient`; errors name ``where``, by default the socket.
     """
-    socket = address.socket
     async with aiohttp.ClientSession(
-        address.url,
-        connector=aiohttp.TCPConnector(limit=0) if socket is None else aiohttp.UnixConnector(str(socket), limit=0),
+        URL,
+        connector=aiohttp.UnixConnector(str(socket), limit=0),
         headers={"Authorization": f"Bearer {key}"},
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
     ) as http:
-        yield GenerationClient(http, revive, attempts, address.text if where is None else where, advice)
+        yield GenerationClient(http, revive, attempts, socket if where is None else where, advice)
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield lines of any length (the reader's own limit is 128 KiB; a long trace is longer)."""
+    """Lines of any length: a long trace exceeds the reader's own limit of 128 KiB."""
     rest = b""
     async for chunk in content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")
@@ -215,7 +195,7 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
             yield line
 
 
-def _by_request(waiting: set[tuple[int, int]]) -> dict[int, list[int]]:
+def _samples_by_request(waiting: set[tuple[int, int]]) -> dict[int, list[int]]:
     places: dict[int, list[int]] = {}
     for i, j in sorted(waiting):
         places.setdefault(i, []).append(j)
@@ -223,13 +203,7 @@ def _by_request(waiting: set[tuple[int, int]]) -> dict[int, list[int]]:
 
 
 def _place(sample: ServedSample, places: Sequence[Sequence[int]], requests: Sequence[int]) -> tuple[int, int]:
-    """Return the request that an answer belongs to, and the index of its sample.
-
-    Args:
-        sample: numbered as in the batch that was sent.
-        places: for each request of the batch, the samples asked for.
-        requests: their indices among all requests.
-    """
+    """The request of an answer, and the index of its sample; ``requests`` are the batch's indices among all."""
     if not (0 <= sample.request < len(places) and 0 <= sample.sample < len(places[sample.request])):
         raise ServerGone(f"the server answered an unknown request: sample {sample.sample} of request {sample.request}")
     return requests[sample.request], places[sample.request][sample.sample]
@@ -260,7 +234,6 @@ def _completion(sample: ServedSample, request: Request, i: int, j: int, started:
 
 
 def _fault(sample: ServedSample, request: Request) -> str | None:
-    """Return what is wrong with a sample that claims to be finished; None when nothing is."""
     if not 0 < len(sample.token_ids) <= request.settings.max_tokens:
         return f"{len(sample.token_ids)} tokens, where 1 to {request.settings.max_tokens} were requested"
     if len(sample.logprobs) != len(sample.token_ids):
@@ -277,18 +250,14 @@ def _fault(sample: ServedSample, request: Request) -> str | None:
 
 
 def _are_in_order(spans: Sequence[tuple[int, int]], tokens: int) -> bool:
-    """Return whether spans of weights versions cover all tokens, each version once and newer than the one before."""
+    """Spans of weights versions must cover all tokens, each version newer than the one before."""
     versions, starts = [v for v, _ in spans], [start for _, start in spans]
     ascend = all(a < b for values in (versions, [*starts, tokens]) for a, b in pairwise(values))
     return ascend and starts[:1] == [0]
 
 
 def _reason_of_refusal(sample: ServedSample) -> str | None:
-    """Return why the server refused a request; None for a sample.
-
-    Raises:
-        ServerGone: the server has failed, so that the request can be sent again.
-    """
+    """Raises ServerGone where the server has failed, so that the request can be sent again."""
     if sample.error is None and sample.finish_reason in _FINISH_REASONS:
         return None
     if sample.error is None or sample.error.startswith(("EngineDeadError", "EngineGenerateError")):

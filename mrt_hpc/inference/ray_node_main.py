@@ -1,15 +1,14 @@
 """Entry module of a Ray node; ``python -m mrt_hpc.inference.ray_node_main`` takes the arguments of ``ray start``.
 
-No process of the node outlives the task that started it, even when the task is killed: this process watches the task,
-and then kills its process group, in which all processes of the node are. Ray's own ways of ending leave some of them
-for a minute.
+No process of the node outlives the task, even a killed one: this process watches the task, and then kills its process
+group, which holds the node. Ray's own ways of ending leave some processes for a minute.
 """
 
 import os
 import sys
 
-from mrt_hpc.inference.ray_node import LOOPBACK
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE, end_with_owner
+from mrt_hpc.run.network import LOOPBACK
 
 
 def main() -> None:

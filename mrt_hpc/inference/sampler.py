@@ -1,8 +1,7 @@
 """Rollouts and their branches: the sampling of groups, from prompts to traces with the data that their values need.
 
-Each trace is cut into episodes as soon as it is finished, and the prover is asked about its boundaries at once, while
-the prefix is still in the server's cache; other traces continue meanwhile. This module leaves out what the prover asks
-(:mod:`mrt_hpc.provers.branches`), grading, and the writing of shards.
+Each trace is cut into episodes as soon as it is finished, and the prover is asked at once, while the server still
+caches the prefix.
 """
 
 import asyncio
@@ -25,58 +24,52 @@ if TYPE_CHECKING:  # a light installation checks recipes, and has no client
 
 
 class Generator(Protocol):
-    """The source of samples: a `GenerationClient`, or in tests an object that needs no server."""
+    """A `GenerationClient`, or in tests an object that needs no server."""
 
     def stream(self, requests: Sequence[Request]) -> "AsyncIterator[Completion]":
-        """Yield the samples of all requests, each as soon as it is finished."""
+        """The samples of all requests, each as soon as it is finished."""
 
 
 class Valuer(Protocol):
-    """A component that asks the prover about a trace, see :mod:`mrt_hpc.provers.prover_session`."""
-
     async def value(self, trace: SampledTrace) -> Valuation:
-        """Return the data from which the values of its boundaries are estimated."""
+        """The data for the values of its boundaries."""
 
 
 class TraceSampler(Protocol):
     """Samples the traces of one sample by several requests, see :mod:`mrt_hpc.modes.base`."""
 
     def traces(self, group: PromptedGroup, sample: int) -> AsyncIterator[SampledTrace]:
-        """Yield the traces of one sample of a group, each as soon as it is finished; the last one is its result."""
+        """Each trace as soon as it is finished; the last one is the sample's result."""
 
 
 @dataclass(frozen=True)
 class RolloutPlan:
-    """How the rollouts of one iteration are sampled and cut."""
-
     run_seed: int
     iteration: int
     group_size: int
-    """n, the number of rollouts of a group."""
+    """n, the rollouts of a group."""
     first_sample: int = 0
-    """The number of the first rollout of a group: more than 0 where earlier ones were sampled before."""
+    """Number of the first rollout of a group, above 0 after earlier sessions."""
     thought_end: bytes = b"</think>"
-    """The closing tag; empty for a model that writes none."""
+    """Empty for a model without tags."""
     rule: Episodes = field(default_factory=Episodes)
 
     def rollout_seed(self, problem_id: str, sample: int) -> int:
-        """Return the seed of one trace."""
         return self.seed("rollout", problem_id, sample)
 
     def seed(self, what: str, problem_id: str, sample: int, *place: int) -> int:
-        """Return the seed of one request of a trace: what it samples, and its place within the trace."""
+        """The seed of one request of a trace, by its kind and place within the trace."""
         return derive_seed(self.run_seed, what, self.iteration, problem_id, sample, *place)
 
 
 @dataclass(frozen=True)
 class TraceCutter:
-    """Cuts what was sampled into a trace: its thought, its answer, and the boundaries of its episodes."""
+    """Cuts a sample into thought, answer, and boundaries of episodes."""
 
     tokens: TokenBytes
     plan: RolloutPlan
 
     def cut(self, group: PromptedGroup, start: Start, sample: int, completion: "Completion") -> SampledTrace:
-        """Find the end of the thought and the boundaries of its episodes."""
         stopped = completion.finish_reason is FinishReason.STOP
         pieces = self.tokens.pieces(completion.token_ids[:-1] if stopped else completion.token_ids)
         whole = start.prefix + b"".join(pieces)
@@ -101,15 +94,12 @@ class TraceCutter:
 
 @dataclass(frozen=True)
 class _PartOfGroup:
-    """Traces of a group that are sent to the server together."""
-
     group: PromptedGroup
     samples: range
-    """The numbers of these traces within the group."""
+    """The numbers of its traces within the group; they are sent together."""
 
     @property
     def starts(self) -> list[tuple[int, range]]:
-        """Return the starts that have traces in this part, by number, each with its samples in this part."""
         starts = []
         for number, start in enumerate(self.group.starts):
             first = self.group.samples_before(number)
@@ -121,29 +111,20 @@ class _PartOfGroup:
 
 @dataclass
 class RolloutSampler:
-    """Samples groups through one generator."""
-
     generator: Generator
     tokens: TokenBytes
     plan: RolloutPlan
     valuer: Valuer | None = None
-    """The valuer; with None the sampler computes no values."""
     room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(256))
-    """One place for each trace that is sampled at a time: enough to fill the server and no more than it can hold, so
-    that the branches find their prefix in its cache. A group may begin with a part of its traces: its remaining traces
-    follow as other traces end. Several samplers may share the room.
+    """One place for each trace at a time: enough to fill the server, and no more than its cache can hold for the
+    branches. Several samplers may share the room.
     """
     tracer: TraceSampler | None = None
-    """Samples each trace by requests of its own; None samples it in one request, together with others of its group."""
+    """None asks for all traces of a group together."""
 
     async def sample(self, groups: Iterable[PromptedGroup]) -> AsyncGenerator[SampledTrace, None]:
-        """Yield every trace of every group, each as soon as its prover requests are finished, in no particular order.
-
-        Args:
-            groups: the next group is taken only when there is room for a trace of it.
-
-        Raises:
-            UserError: the server refused a request, or remained unreachable.
+        """Every trace of every group, as soon as its prover requests are finished. The next group is taken only when
+        one of its traces has room.
         """
         done: asyncio.Queue[SampledTrace | None] = asyncio.Queue()
         work = asyncio.create_task(self._sample_all(groups, done))
@@ -159,14 +140,14 @@ class RolloutSampler:
     async def _sample_all(self, groups: Iterable[PromptedGroup], done: asyncio.Queue[SampledTrace | None]) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                async for part in self._admitted(groups):
+                async for part in self._admit_groups(groups):
                     tasks.create_task(self._sample_part(part, tasks, done))
                     await asyncio.sleep(0)  # lets it send its requests before the next group is claimed
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures  # the first failure cancelled all others
 
-    async def _admitted(self, groups: Iterable[PromptedGroup]) -> AsyncIterator[_PartOfGroup]:
-        """Yield the groups in parts, each as large as the room at that time, which it takes."""
+    async def _admit_groups(self, groups: Iterable[PromptedGroup]) -> AsyncIterator[_PartOfGroup]:
+        """The groups in parts, each as large as the room that it then takes."""
         waiting, room = iter(groups), self.room
         await room.acquire()  # a request for a group claims it, so there must be room first
         while (group := next(waiting, None)) is not None:
@@ -184,7 +165,7 @@ class RolloutSampler:
     async def _sample_part(
         self, part: _PartOfGroup, tasks: asyncio.TaskGroup, done: asyncio.Queue[SampledTrace | None]
     ) -> None:
-        """Send one request for each start of the part, and process each of its traces independently."""
+        """One request for each start; each trace is processed independently."""
         if self.tracer is not None:
             for sample in part.samples:
                 traces = self.tracer.traces(part.group, self._number(sample))
@@ -202,7 +183,7 @@ class RolloutSampler:
     async def _trace(
         self, traces: AsyncIterator[SampledTrace], tasks: asyncio.TaskGroup, done: asyncio.Queue[SampledTrace | None]
     ) -> None:
-        """Sample the traces of one sample; the prover is asked about each while the next one is sampled."""
+        """The prover is asked about each trace while the next one is sampled."""
         async for trace in traces:
             tasks.create_task(self._value(trace, done))
         self.room.release()
@@ -212,7 +193,7 @@ class RolloutSampler:
         return TraceCutter(self.tokens, self.plan)
 
     def _number(self, sample: int) -> int:
-        """The number of a trace among all samples of its problem, those of earlier sessions included."""
+        """The number among all samples of its problem, earlier sessions included."""
         return self.plan.first_sample + sample
 
     def _request(self, group: PromptedGroup, number: int, samples: range) -> Request:
@@ -226,10 +207,10 @@ class RolloutSampler:
 
 
 def tokens_within(pieces: Sequence[bytes], length: int) -> int:
-    """Return the number of tokens that lie wholly within the first ``length`` bytes."""
+    """Tokens that lie wholly within the first ``length`` bytes."""
     return sum(1 for end in accumulate(map(len, pieces)) if end <= length)
 
 
 def tokens_reaching(pieces: Sequence[bytes], length: int) -> int:
-    """Return the number of tokens that hold the first ``length`` bytes; there are so many bytes."""
+    """Tokens that hold the first ``length`` bytes, which exist."""
     return bisect_left([0, *accumulate(map(len, pieces))], length)

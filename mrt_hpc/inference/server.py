@@ -1,9 +1,7 @@
-"""A vLLM server as a child process: it is started, watched, given new weights in place, and restarted when it dies; it
-ends with this process.
+"""A vLLM server as a child process: started, watched, given new weights in place, and restarted when it dies.
 
-It listens on a Unix socket in a directory that only this user may enter, so that it needs no free port and no other
-user of the node can reach its sampling or control routes. Every request also needs the run's key, which the server
-receives in its environment. Sampling goes through `mrt_hpc.inference.client`.
+It listens on a Unix socket in a private directory: it needs no free port, and no other user of the node reaches its
+routes. Every request also needs the run's key.
 """
 
 import logging
@@ -19,50 +17,45 @@ from typing import Any, Self
 
 import httpx
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import Advice, ExitCode, UserError
 from mrt_hpc.inference import server_start
-from mrt_hpc.inference.server_control import Address, ServerControl, refuse_no_weights
+from mrt_hpc.inference.server_control import ServerControl, refuse_no_weights
 from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.run.retries import wait_until
 
 log = logging.getLogger(__name__)
 
 RECOVERY_DEADLINE_S = 60.0
-"""The time after which a server that runs but does not answer counts as dead."""
+"""A server that runs but does not answer counts as dead after this time."""
 _LOOK_EVERY_S = 0.2
 READ_LOG = "read the end of that log; mrt-hpc submit RUN starts the server again"
-"""The advice in the error when a server has failed."""
 _LOG_TAIL_BYTES, _CAUSE_BYTES = 4000, 64_000
-"""The bytes of the log: what an error shows, and what is searched for a known cause, which stands above the last
-traceback.
-"""
+"""An error shows the first; a known cause, which stands above the last traceback, is searched in the second."""
 _OR_IMAGE = "or use an image of `mrt-hpc container build`"
 NODE_LACKS = {
     "Failed to find C compiler": f"load a compiler in setup of the site profile (`module load gcc`), {_OR_IMAGE}",
     "Python.h: No such file": f"name a Python with headers as python in the site profile, {_OR_IMAGE}",
     "failed to map segment from shared object": "set scratch in the site profile to a folder not mounted noexec",
 }
-"""What to do, by what a log says where a server cannot make or load compiled code; doctor --on-node tries each."""
+"""Advice by what a log says where a server cannot make or load compiled code; doctor --on-node tries each."""
 
 
 @dataclass
 class VllmServer:
-    """The server process, used as a context manager. `restart_if_dead` may be called from several threads at once."""
+    """A context manager. Several threads may call `restart_if_dead` at once."""
 
     settings: server_start.ServerSettings
     log: Path
-    """The file for its standard output and error, to which every start appends."""
+    """Every start appends its output."""
     weights_version: int = 0
-    """The version that ``settings.model_dir`` holds; afterwards the one loaded last."""
+    """The version of ``settings.model_dir``; afterwards the one loaded last."""
     key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     while_starting: Callable[[], None] | None = field(default=None, repr=False)
-    """A function called repeatedly during the first start; it raises an error when the server is no longer needed."""
+    """Called repeatedly during the first start; raises when the server is no longer needed."""
     begun: server_start.ServerProcess | None = field(default=None, repr=False)
     """A process that loads vLLM already, for the first start."""
     starts: int = 0
-    """The number of times that it was started."""
     is_loading: bool = field(default=False, init=False)
-    """Whether new weights are being loaded."""
     _restarting: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _model_dir: Path = field(init=False, repr=False)
     _closed: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
@@ -75,29 +68,25 @@ class VllmServer:
 
     @property
     def socket(self) -> Path:
-        """The path of its socket, the same after every restart."""
+        """It stays the same after a restart."""
         return self._directory / server_start.SOCKET
 
     @property
     def command(self) -> server_start.ServerCommand:
-        """The command that starts it with the weights loaded last."""
         return server_start.ServerCommand(
             self.settings, self._model_dir, self.weights_version, self._directory, self.key
         )
 
     @property
     def control(self) -> ServerControl:
-        """The client of its control routes."""
-        return ServerControl(self.settings.listen or Address.of_socket(self.socket), self.key, self.log, READ_LOG)
+        return ServerControl(self.socket, self.key, self.log, READ_LOG)
 
     @property
     def each(self) -> "tuple[VllmServer]":
-        """This server alone."""
         return (self,)
 
     @property
     def pid(self) -> int | None:
-        """The process id of the API server; None when no process runs."""
         return self._process.pid if self._process else None
 
     def __enter__(self) -> Self:
@@ -112,13 +101,8 @@ class VllmServer:
         self.close()
 
     def start(self, check: Callable[[], None] | None = None) -> None:
-        """Tell a process what to serve, and wait until it answers. One that was begun early has loaded vLLM already.
-
-        Args:
-            check: called repeatedly meanwhile; it raises an error to stop the wait.
-
-        Raises:
-            UserError: the server died or did not answer in time; the message holds the end of its log.
+        """Wait until the server answers. ``check`` is called repeatedly and may raise to stop the wait. Errors hold the
+        end of the log.
         """
 
         def look() -> None:
@@ -130,7 +114,7 @@ class VllmServer:
         self._raise_if_closed()
         self.socket.unlink(missing_ok=True)
         command = self.command
-        with command.compiled_code.in_use(self._has_ended) if command.compiled_code else nullcontext():
+        with command.compiled_code.surround_start(self._has_ended) if command.compiled_code else nullcontext():
             command.link_weights()
             self._process = process = self._taken_or_begun(command)
             if self._closed.is_set():  # by another thread meanwhile
@@ -148,17 +132,14 @@ class VllmServer:
                 "--set serving.start_limit_s=SECONDS",
                 longest_pause_s=_LOOK_EVERY_S,
             )
-        if self.settings.listen is None:
-            server_start.refuse_stranger(self.socket, self._process.pid)
+        server_start.refuse_stranger(self.socket, self._process.pid)
 
     def healthy(self) -> bool:
-        """Return whether the server answers and its engine is alive."""
         return self.control.status() == httpx.codes.OK
 
     def restart_if_dead(self) -> bool:
-        """Restart the server with the weights loaded last if it died or no longer answers; return whether it did.
-
-        Of several callers one restarts the server, and the others wait for it.
+        """Restart the server with the weights loaded last if it died or does not answer; return whether it did.
+        Concurrent callers wait for the first.
         """
         with self._restarting:
             if self._recovers():
@@ -168,17 +149,12 @@ class VllmServer:
             return True
 
     def restart(self) -> None:
-        """End the server at once, in any state, and start it again with the weights loaded last."""
         with self._restarting:
             self._end_process(patience_s=0.0)
             self.start()
 
     def load_weights(self, directory: Path, version: int, swap: WeightSwap = WeightSwap.DRAIN) -> dict[str, Any]:
-        """Load new weights into the running model; see :meth:`ServerControl.load`. What restarts the server meanwhile
-        waits for the end.
-
-        Returns:
-            The report of the first worker: the ``seconds`` it took, and the ``directory``.
+        """Load new weights into the running model; see :meth:`ServerControl.load`. Restarts wait for the end.
 
         Raises:
             UserError: the directory holds no weights, and the old ones are still served; or the reload failed, and the
@@ -210,17 +186,15 @@ class VllmServer:
         return report
 
     def sleep(self) -> None:
-        """Free the memory of its GPUs; see :meth:`Server.sleep`."""
-        if self.settings.sleeps and not server_start.on_cpu():
+        if self.settings.sleeps and not server_start.is_on_cpu():
             self.control.sleep(self.settings.pause_deadline_s)
 
     def wake_up(self) -> None:
-        """Take the memory back; see :meth:`Server.wake_up`."""
-        if self.settings.sleeps and not server_start.on_cpu():
+        if self.settings.sleeps and not server_start.is_on_cpu():
             self.control.wake_up(self.settings.pause_deadline_s)
 
     def close(self) -> None:
-        """End the process and all its children, and remove the socket; afterwards no thread restarts it."""
+        """End the process and all its children; afterwards no thread restarts it."""
         self._closed.set()
         begun, self.begun = self.begun, None
         if begun is not None:
@@ -229,24 +203,24 @@ class VllmServer:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _taken_or_begun(self, command: server_start.ServerCommand) -> server_start.ServerProcess:
-        """The process that loads vLLM already, where it can serve the command; otherwise a new one."""
+        """The process that loads vLLM already, where it can serve the command."""
         process, self.begun = self.begun, None
         if process is not None and (reason := process.unfit_for(command)):
             log.warning("the process that has loaded vLLM early is not used (%s): %s", self.log, reason)
             process.end(patience_s=0.0)
             process = None
-        return process or server_start.ServerProcess.begun(command, self.log)
+        return process or server_start.ServerProcess.begin_process(command, self.log)
 
     def _recovers(self) -> bool:
-        """Wait for an answer, as the server may only be busy; return whether it is healthy."""
+        """Wait for an answer, as the server may only be busy."""
         end = time.monotonic() + RECOVERY_DEADLINE_S
-        while self._running() and not self._closed.is_set() and time.monotonic() < end:
+        while self._is_running() and not self._closed.is_set() and time.monotonic() < end:
             if (status := self.control.status()) is not None:
                 return status == httpx.codes.OK
             time.sleep(_LOOK_EVERY_S)
         return False
 
-    def _running(self) -> bool:
+    def _is_running(self) -> bool:
         return self._process is not None and self._process.status is None
 
     def _has_ended(self) -> bool:
@@ -262,7 +236,7 @@ class VllmServer:
             )
 
     def _raise_if_dead(self) -> None:
-        if not self._running():
+        if not self._is_running():
             code = self._process.status if self._process else None
             said = self._log_tail(_CAUSE_BYTES)
             lacks = next((f"{what}; " for cause, what in NODE_LACKS.items() if cause in said), "")
@@ -270,7 +244,7 @@ class VllmServer:
                 f"the vLLM server ended with status {code} before it answered:\n{self._log_tail(_LOG_TAIL_BYTES)}",
                 value=f"model {self._model_dir}",
                 where=self.log,
-                advice=f"{lacks}{READ_LOG}",
+                advice=Advice("{lacks}{read_log}", lacks=Advice(lacks), read_log=Advice(READ_LOG)),
                 exit_code=ExitCode.RETRYABLE,
             )
 

@@ -1,7 +1,4 @@
-"""The control routes of a vLLM server: its health, its counters, new weights in place of the old ones.
-
-They are the same for a server that a task has started and for one that runs already.
-"""
+"""The control routes of a vLLM server: health, counters, new weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,127 +8,69 @@ from typing import Annotated, Any, Protocol, TypeVar
 import httpx
 import msgspec
 
-from mrt_hpc.errors import ExitCode, UserError, word
-from mrt_hpc.inference.protocol import PAUSE_PATH, SERVED_PATH, ServedSettings
+from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.inference.protocol import PAUSE_PATH
 from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.run.retries import list_directory
 
 CONTROL_TIMEOUT_S = 60.0
-"""The time-out for control routes that answer without waiting."""
+"""The time-out of routes that answer without waiting."""
 LOOK_TIMEOUT_S = 10.0
-"""The time-out for routes that a healthy server answers at once."""
+"""The time-out of routes that a healthy server answers at once."""
 READ_LOG = "read the end of the server's log; mrt-hpc submit RUN starts the server again"
-"""The advice in an error of a server that does not name its log."""
 T = TypeVar("T")
-UNIX = "unix:"
-"""The prefix of an address that is the path of a Unix socket."""
-
-
-@dataclass(frozen=True)
-class Address:
-    """The address at which a server listens."""
-
-    text: str
-    """``http://HOST:PORT``, or ``unix:PATH`` of a Unix socket."""
-
-    @staticmethod
-    def of_socket(path: Path) -> "Address":
-        """Return the address of a Unix socket."""
-        return Address(f"{UNIX}{path}")
-
-    @property
-    def socket(self) -> Path | None:
-        """The Unix socket; None for a network address."""
-        return Path(self.text.removeprefix(UNIX)) if self.text.startswith(UNIX) else None
-
-    @property
-    def url(self) -> str:
-        """What requests begin with; behind a Unix socket the name of the host means nothing."""
-        return "http://vllm" if self.socket is not None else self.text.rstrip("/")
+URL = "http://vllm"
+"""Behind a Unix socket the host means nothing."""
 
 
 class Servers(Protocol):
-    """The servers of one model that a task samples with: a single one, or several side by side."""
+    """The servers of one model that a task samples with: one, or several side by side."""
 
     @property
     def each(self) -> "Sequence[Server]":
         """All of them."""
 
     def load_weights(self, directory: Path, version: int, swap: WeightSwap = WeightSwap.DRAIN) -> dict[str, Any]:
-        """Load new weights into the running model.
-
-        Args:
-            directory: of the weights.
-            version: their number.
-            swap: what happens to running samples.
-
-        Raises:
-            UserError: the directory holds no weights, or the reload failed.
-        """
+        """Load new weights into the running model; ``swap`` says what happens to running samples."""
 
     def close(self) -> None:
-        """End the servers that the task has started."""
+        """End all of them."""
 
 
 class Server(Servers, Protocol):
-    """A vLLM server that serves one model: the task's own, or one that runs already."""
-
     @property
     def control(self) -> "ServerControl":
         """The client of its control routes."""
 
     @property
     def pid(self) -> int | None:
-        """The process id of the API server; None where the task did not start it."""
+        """The API server's process; None while none runs."""
 
     @property
     def weights_version(self) -> int:
-        """The weights version that was loaded last."""
+        """The version loaded last."""
 
     @property
     def is_loading(self) -> bool:
-        """Whether it is loading weights, and samples nothing meanwhile."""
+        """Whether it loads weights; it then samples nothing."""
 
     def sleep(self) -> None:
-        """Free the memory of its GPUs: weights go to the memory of the node, the key-value cache is dropped. On CPU
-        nothing happens.
-
-        Raises:
-            UserError: the server does not answer.
+        """Free its GPUs' memory: weights go to the node's memory, and the key-value cache is dropped. On CPU it does
+        nothing.
         """
 
     def wake_up(self) -> None:
-        """Take the memory back, with the weights as they were.
-
-        Raises:
-            UserError: the server does not answer.
-        """
+        """Take the memory back, with the weights as they were."""
 
     def restart_if_dead(self) -> bool:
-        """Restart the server if it does not answer; return whether it was restarted.
-
-        Raises:
-            UserError: the server cannot be restarted.
-        """
+        """Return whether it was restarted."""
 
     def restart(self) -> None:
-        """Restart the server, in any state.
-
-        Raises:
-            UserError: the server cannot be restarted.
-        """
+        """Restart in any state."""
 
 
 class _Cleared(msgspec.Struct):
     success: bool
-
-
-class _Model(msgspec.Struct):
-    max_model_len: int
-
-
-class _Models(msgspec.Struct):
-    data: Annotated[list[_Model], msgspec.Meta(min_length=1)]
 
 
 class _Reports(msgspec.Struct):
@@ -140,24 +79,20 @@ class _Reports(msgspec.Struct):
 
 @dataclass(frozen=True)
 class ServerControl:
-    """A client of the control routes of one server."""
-
-    address: Address
+    socket: Path
     key: str = field(repr=False)
     where: object
-    """The place that an error names: the log of the server, or its address."""
     advice: str
-    """The advice in an error when the server has failed."""
 
     def status(self) -> int | None:
-        """Return the status of its health route, an error once the engine has died; None when it does not answer."""
+        """The health route's status, an error once the engine has died; None without an answer."""
         try:
             return self.call("GET", "/health", timeout=LOOK_TIMEOUT_S).status_code
         except httpx.TransportError:
             return None
 
     def tokens_done(self) -> int | None:
-        """Return the tokens read and generated since it started, by its own counters; None when it does not answer."""
+        """Tokens read and generated since the start; None without an answer."""
         try:
             totals = metric_totals(self.call("GET", "/metrics", timeout=LOOK_TIMEOUT_S).text)
             return int(sum(totals.get(f"vllm:{kind}_tokens_total", 0.0) for kind in ("prompt", "generation")))
@@ -165,45 +100,22 @@ class ServerControl:
             return None
 
     def metrics(self) -> dict[str, float]:
-        """Return vLLM's counters and gauges, summed over their labels."""
         return metric_totals(self.request("/metrics", method="GET").text)
 
     def reset_prefix_cache(self, *, running: bool = False) -> None:
-        """Clear the prefix cache.
-
-        Args:
-            running: clear the keys and values of running samples as well, which are then computed again.
-
-        Raises:
-            UserError: the server does not answer, or samples that still run hold parts of the cache.
+        """``running`` also clears keys and values of running samples, which are computed again; else the server refuses
+        while samples hold parts of the cache.
         """
         path = "/reset_prefix_cache"
         if not self._answer(path, _Cleared, params={"reset_running_requests": running}).success:
             raise self._failure("the vLLM server did not clear its prefix cache: samples that run still hold it", path)
 
     def sleep(self, deadline_s: float) -> None:
-        """Let the server sleep after its running samples have ended; its prefix cache is cleared.
-
-        Args:
-            deadline_s: the time in which it must be asleep, and no more.
-        """
+        """Sleep after running samples have ended; clears the prefix cache."""
         self.request("/sleep", timeout=deadline_s, params={"level": 1, "mode": "wait"})
 
     def wake_up(self, deadline_s: float) -> None:
-        """Wake it.
-
-        Args:
-            deadline_s: the time in which it must be awake.
-        """
         self.request("/wake_up", timeout=deadline_s)
-
-    def longest_sequence(self) -> int:
-        """Return the number of tokens of the longest sequence that it serves."""
-        return self._answer("/v1/models", _Models, method="GET").data[0].max_model_len
-
-    def served(self) -> ServedSettings:
-        """Return the settings with which it was started."""
-        return self._answer(SERVED_PATH, ServedSettings, method="GET")
 
     def load(
         self,
@@ -214,26 +126,17 @@ class ServerControl:
         pause_deadline_s: float,
         read_deadline_s: float,
     ) -> dict[str, Any]:
-        """Load new weights into the running model; a sample that begins afterwards finds no cached prefix of the old
-        ones.
-
-        Every worker compares its embedding with the directory and its output head with its weights before this
-        returns.
+        """Load new weights into the running model; later samples find no cached prefix of the old ones. Every worker
+        verifies its embedding and output head. Returns the first worker's report: ``seconds`` and ``directory``.
 
         Args:
-            directory: of the weights.
-            version: their number.
-            swap: what happens to running samples. Unless they are drained, each continues with the new weights, and
-                says which weights have sampled which of its tokens.
-            pause_deadline_s: the seconds in which the engine has to pause, and to finish running samples that are
-                drained.
-            read_deadline_s: the seconds in which it has to read the model.
-
-        Returns:
-            The report of the first worker: the ``seconds`` it took, and the ``directory``.
+            swap: unless drained, running samples continue with the new weights, and say which weights have sampled
+                which tokens.
+            pause_deadline_s: for the engine to pause, and to drain samples.
+            read_deadline_s: for reading the model.
 
         Raises:
-            UserError: the server refused, or stopped during the reload: it may then hold a part of each version.
+            UserError: the server refused, or stopped meanwhile: it may hold a part of each version.
         """
         mode = "wait" if swap is WeightSwap.DRAIN else "keep"
         # by default vLLM clears the cache when it pauses, that of running samples as well
@@ -249,11 +152,7 @@ class ServerControl:
         return reports[0]
 
     def _answer(self, path: str, kind: type[T], **arguments: Any) -> T:
-        """Call a route that must succeed, and return its answer.
-
-        Raises:
-            UserError: as for ``request``; or the answer is none of this kind.
-        """
+        """The route must succeed, and answer with this kind."""
         response = self.request(path, **arguments)
         try:
             return msgspec.json.decode(response.content, type=kind)
@@ -263,11 +162,7 @@ class ServerControl:
     def request(
         self, path: str, *, method: str = "POST", timeout: float = CONTROL_TIMEOUT_S, **arguments: Any
     ) -> httpx.Response:
-        """Call a route that must succeed.
-
-        Raises:
-            UserError: the server does not answer, or refuses.
-        """
+        """The route must succeed."""
         try:
             response = self.call(method, path, timeout=timeout, **arguments)
         except httpx.TransportError as error:
@@ -278,37 +173,33 @@ class ServerControl:
         return response
 
     def call(self, method: str, path: str, *, timeout: float, **arguments: Any) -> httpx.Response:
-        """Call a route and return its answer, whatever the status."""
-        uds = self.address.socket
-        # No TLS on a socket: no certificates are read.
-        transport = httpx.HTTPTransport(uds=None if uds is None else str(uds), verify=uds is None)
+        """Return the answer, whatever its status."""
+        # There is no TLS on a socket, so no certificates are read.
+        transport = httpx.HTTPTransport(uds=str(self.socket), verify=False)
         with httpx.Client(transport=transport, timeout=timeout, trust_env=False) as http:
             headers = {"Authorization": f"Bearer {self.key}"}
-            return http.request(method, f"{self.address.url}{path}", headers=headers, **arguments)
+            return http.request(method, f"{URL}{path}", headers=headers, **arguments)
 
     def _failure(self, what: str, path: str) -> UserError:
         return UserError(what, value=path, where=self.where, advice=self.advice, exit_code=ExitCode.RETRYABLE)
 
 
 def refuse_no_weights(directory: Path) -> None:
-    """Refuse a directory that holds no model.
-
-    Raises:
-        UserError: the directory has no configuration or no weights.
-    """
+    """The directory needs a configuration and weights."""
     if not (directory / "config.json").is_file() or not list_directory(directory, "*.safetensors"):
         expected = "config.json and *.safetensors"
         raise UserError(
             "the directory holds no weights to load",
             where=directory,
             expected=expected,
-            advice=f"ls {word(directory)} shows what is there; mrt-hpc submit RUN runs the task again",
+            advice=Advice(
+                "ls {directory} shows what is there; mrt-hpc submit RUN, which runs the task again", directory=directory
+            ),
             exit_code=ExitCode.RETRYABLE,
         )
 
 
 def metric_totals(text: str) -> dict[str, float]:
-    """Return the metrics of a Prometheus page, summed over labels."""
     totals: dict[str, float] = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):

@@ -1,7 +1,5 @@
-"""Several vLLM servers of one model side by side in one task, each on GPUs of its own.
-
-The task gives all of them the same weights. A server that dies or hangs is restarted alone, while the others go on.
-The requests of one problem go to one of them.
+"""Several vLLM servers of one model in one task, each on GPUs of its own, with the same weights. A server that dies or
+hangs is restarted alone. All requests of a problem go to one server.
 """
 
 from collections import OrderedDict
@@ -21,33 +19,26 @@ from mrt_hpc.recipe.sections import WeightSwap
 T = TypeVar("T")
 
 _LOOK_EVERY_S = 0.2
-"""The longest time after which a signal that arrives during a wait is heeded."""
+"""A signal that arrives during a wait is heeded within this time."""
 
 
 @dataclass(frozen=True)
 class ServerPool:
-    """Servers that a task starts and ends together, used as a context manager."""
-
     each: tuple[VllmServer, ...]
     """One server or more; none of them runs yet."""
 
     def __enter__(self) -> Self:
-        self._at_once([partial(server.start, server.while_starting) for server in self.each], until_failure=True)
+        self._run_parallel([partial(server.start, server.while_starting) for server in self.each], until_failure=True)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def load_weights(self, directory: Path, version: int, swap: WeightSwap = WeightSwap.DRAIN) -> dict[str, Any]:
-        """Load new weights into all servers at once, and return when all of them hold these.
-
-        Returns:
-            The report of the server that took longest, see :meth:`VllmServer.load_weights`.
-
-        Raises:
-            UserError: a server could not load them. The others have ended their load, and hold one version each.
+        """Load new weights into all servers at once; return the report of the slowest. Where a server fails, the others
+        have ended their load, and hold one version each.
         """
-        reports = self._at_once([partial(server.load_weights, directory, version, swap) for server in self.each])
+        reports = self._run_parallel([partial(server.load_weights, directory, version, swap) for server in self.each])
         return max(reports, key=lambda report: float(report["seconds"]))
 
     def close(self) -> None:
@@ -55,16 +46,9 @@ class ServerPool:
         with ThreadPoolExecutor(len(self.each)) as threads:
             list(threads.map(lambda server: server.close(), self.each))
 
-    def _at_once(self, work: Sequence[Callable[[], T]], *, until_failure: bool = False) -> list[T]:
-        """Do one piece of work for each server, each in a thread of its own, and return the results in order.
-
-        Args:
-            work: for each server.
-            until_failure: whether the first failure ends all servers, and with them what is left of the work. A signal
-                that ends the task always does.
-
-        Raises:
-            BaseException: the first failure.
+    def _run_parallel(self, work: Sequence[Callable[[], T]], *, until_failure: bool = False) -> list[T]:
+        """Do one piece of work for each server, each in its own thread; return the results in order, or raise the first
+        failure. A signal that ends the task ends all servers; so does the first failure with ``until_failure``.
         """
         with ThreadPoolExecutor(len(work), thread_name_prefix="server") as threads:
             running = [threads.submit(call) for call in work]
@@ -77,11 +61,7 @@ class ServerPool:
 
 
 def _wait_for(running: Sequence[Future[Any]], *, until_failure: bool) -> None:
-    """Wait for the end of all work, or for its first failure. Signals are heeded meanwhile.
-
-    Raises:
-        BaseException: the first failure, if it was waited for.
-    """
+    """Wait for all work, or the first failure, which is raised. Signals are heeded meanwhile."""
     left = set(running)
     while left:
         done, left = wait(left, _LOOK_EVERY_S, FIRST_EXCEPTION)
@@ -95,35 +75,26 @@ def _wait_for(running: Sequence[Future[Any]], *, until_failure: bool) -> None:
 
 
 MOST_FAMILIES = 1024
-"""The number of problems whose server is remembered, the latest ones: more than are sampled at a time."""
+"""Problems whose server is remembered, the latest ones: more than are sampled at a time."""
 
 
 def spread_over(generators: Sequence[Generator]) -> Generator:
-    """Return one generator for several; a single one is returned as it is."""
+    """A single generator is returned as it is."""
     return generators[0] if len(generators) == 1 else SpreadGenerator(tuple(generators))
 
 
 @dataclass
 class SpreadGenerator:
-    """Samples through several servers of the same weights."""
-
     generators: tuple[Generator, ...]
-    """The client of each server."""
     unfinished: list[int] = field(init=False)
-    """The number of samples that each server has yet to finish."""
     _server_of: OrderedDict[str, int] = field(default_factory=OrderedDict, init=False)
-    """The server of each problem, the latest problem last."""
+    """Servers by problem, the latest last."""
 
     def __post_init__(self) -> None:
         self.unfinished = [0] * len(self.generators)
 
     async def stream(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        """Yield the samples of all requests, each as soon as it is finished, from the server of the first request's
-        problem: the requests of one call belong to one problem.
-
-        Raises:
-            UserError: the server refused a request, or remained unreachable.
-        """
+        """The server is that of the first request's problem: the requests of one call belong to one problem."""
         if not requests:
             return
         server, left = self._server(requests[0].family), sum(len(request.seeds) for request in requests)
@@ -137,7 +108,7 @@ class SpreadGenerator:
             self.unfinished[server] -= left
 
     def _server(self, family: str) -> int:
-        """The server that a problem was sent to before; else the one with the least to do, which is remembered."""
+        """The problem's earlier server; else the one with the least to do, which is remembered."""
         server = self._server_of.pop(family, None)
         if server is None:
             server = self.unfinished.index(min(self.unfinished))

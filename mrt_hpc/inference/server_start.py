@@ -1,4 +1,4 @@
-"""The start of a vLLM server: its settings, its command line and environment, and its process."""
+"""The start of a vLLM server: settings, command line, environment and process."""
 
 import contextlib
 import json
@@ -16,72 +16,60 @@ from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
 
-import msgspec
-
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import Advice, ExitCode, UserError
 from mrt_hpc.inference.compiled_code import KEPT, CompiledCode
-from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS, SERVED_VARIABLE, ServedSettings
-from mrt_hpc.inference.server_control import CONTROL_TIMEOUT_S, READ_LOG, Address
+from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS
+from mrt_hpc.inference.server_control import CONTROL_TIMEOUT_S, READ_LOG
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, LONGEST_SOCKET_FOLDER, OWNER_VARIABLE, folder_variables
 from mrt_hpc.recipe.schema import Experiment
-from mrt_hpc.run.access import ON_LOOPBACK
 from mrt_hpc.run.atomic import make_folder
-from mrt_hpc.run.process import import_path, loading
+from mrt_hpc.run.network import ON_LOOPBACK
+from mrt_hpc.run.process import import_path, pause_collector
 from mrt_hpc.run.retries import wait_until
 
 _EAGER = "--enforce-eager"
 _CPU_FLAGS = (_EAGER, "--no-enable-chunked-prefill")
-"""Compilation gains nothing on CPU; a prompt prefilled in parts kills the engine there if its request has a seed
-(vLLM 0.32 rewinds the offset of the request's generator, and a CPU generator has none)."""
+"""Compilation gains nothing on CPU. A prompt that is prefilled in parts kills the engine there if its request has a
+seed: vLLM 0.32 rewinds the generator's offset, which a CPU generator lacks.
+"""
 
 _WITHOUT_FLASHINFER = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
-"""vLLM uses FlashInfer where it happens to find nvcc and ninja, as after ``module load cuda``. FlashInfer then compiles
-kernels for minutes at the start of the server, and its sums differ from those of a node without nvcc. It is off
-everywhere, together with the options of :func:`_without_flashinfer`.
+"""vLLM uses FlashInfer where it finds nvcc and ninja, as after ``module load cuda``: kernels then compile for minutes,
+and sums differ from those of other nodes.
 """
 _NOTHING_COMPILED = "TORCHDYNAMO_DISABLE"
 SOCKET = "vllm.sock"
-"""The Unix socket in its directory at which a server listens, unless its settings name another address."""
 _MODEL = "model"
-"""The link to the weights that a server on one node starts with, in the folder in which it begins. vLLM's key for
-compiled code holds the model's path, which is thereby the same for all weights versions, runs and jobs.
+"""The link to the first weights. vLLM's key for compiled code holds the model's path, which the link makes the same for
+all versions, runs and jobs.
 """
 SPINS = "3000"
-"""How often a thread looks whether the others are done before it sleeps: some microseconds. Where another process needs
-a core, threads that look for longer keep it from the thread that they wait for. 100 times as often takes 10 times as
-long beside one busy process, and a third more processor time on a quiet machine.
+"""Looks for other threads before one sleeps: some microseconds. Longer looks take the core that another process needs:
+100 times as many take 10 times as long beside one busy process.
 """
-_DECIDE_NO_CODE = ("model", "uds", "host", "port", "seed")
+_DECIDE_NO_CODE = ("model", "uds", "seed")
 _OF_ONE_SERVER = ("VLLM_API_KEY", "VLLM_RPC_BASE_PATH", "VLLM_CACHE_ROOT", "VLLM_HOST_IP")
 
 
 @cache
-def on_cpu() -> bool:
-    """Return whether vLLM will run without an accelerator on this machine. A build of torch for CPUs has that in its
-    version, and is not imported for it: that would take each start of a task a second.
-    """
+def is_on_cpu() -> bool:
+    """The version of torch tells: importing it would take each task a second."""
     with contextlib.suppress(PackageNotFoundError):
         if version("torch").endswith("+cpu"):
             return True
-    with loading():
+    with pause_collector():
         import torch
 
     return not torch.cuda.is_available()
 
 
 def cpu_environment(threads: int | None) -> dict[str, str]:
-    """Return the environment variables with which vLLM computes without an accelerator.
+    """The variables for vLLM without an accelerator, on this number of threads (None: all cores).
 
-    Its threads are not bound to cores unless the environment says so: bound ones wait for each other, and so for
-    other processes on one of their cores, such as the role whose server it is. Threads that are not bound compute in
-    the process of the engine. vLLM by default gives them a process of their own to bind them there, for which the
-    engine waits in a loop that takes a core from them. Between two operations a thread waits for some microseconds
-    without sleeping; by default OpenMP lets it sleep at once, because the process has more threads than cores.
-
-    Args:
-        threads: the number of threads, at most the cores that this process may use; None for all of these.
+    Threads are not bound to cores: bound ones wait for each other, and for other processes on their cores. They compute
+    in the engine's process, as an engine that waits for another one takes a core. OpenMP would let a waiting thread
+    sleep at once, because there are more threads than cores.
     """
     cores = len(os.sched_getaffinity(0))
     binding = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -100,66 +88,49 @@ def cpu_environment(threads: int | None) -> dict[str, str]:
 
 
 SEEDS = 2**32
-"""The number of seeds for a server: vLLM passes its own to numpy, which takes 32 bits."""
+"""vLLM passes a server's seed to numpy, which takes 32 bits."""
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """The settings with which a server is started."""
-
     model_dir: Path
-    """The Hugging Face directory with configuration, tokenizer and weights."""
     max_model_len: int
     dtype: str = "auto"
     """``auto`` follows the configuration, but fp32 becomes bf16."""
     max_num_seqs: int = 256
-    """The maximum number of samples generated at once."""
     tensor_parallel: int = 1
-    """The number of GPUs, or on CPU of processes, that each layer of the model is divided over."""
+    """The number of GPUs (on CPU, of processes) that each layer is divided over."""
     stages: int = 1
-    """The number of parts into which the layers are divided, one after the other, each on ``tensor_parallel`` GPUs."""
+    """The number of consecutive parts of the layers, each on ``tensor_parallel`` GPUs."""
     over_ray: bool = False
-    """Whether its GPUs are those of the Ray cluster that this process has joined, on several nodes."""
+    """Whether its GPUs are those of the Ray cluster that this process has joined."""
     gpus: tuple[str, ...] = ()
-    """The GPUs that it may see, as CUDA names them; empty for those that this process may see."""
+    """As CUDA names them; empty for those that this process may see."""
     gpu_memory_utilization: float = 0.9
     kv_cache_gib: float | None = None
-    """Memory of the key-value cache on CPU; on GPU it follows from ``gpu_memory_utilization``."""
+    """The cache's size on CPU; on GPU it follows from ``gpu_memory_utilization``."""
     block_size: int | None = None
-    """The tokens per block of the prefix cache; None for vLLM's default, or for 32 on CPU, where the default of 128
-    misses most prefixes.
+    """Tokens per block of the prefix cache. None is vLLM's default, or 32 on CPU, where the default of 128 misses most
+    prefixes.
     """
     cpu_threads: int | None = None
-    """The number of cores that each of its processes computes on, on CPU; None for all that this process may use."""
+    """Cores for each of its processes, on CPU; None for all that this process may use."""
     seed: int = 0
     start_deadline_s: float = 900.0
-    """The seconds until it must answer: a large model may be read from a busy shared filesystem."""
+    """Large models may come from a busy shared filesystem."""
     pause_deadline_s: float = 300.0
-    """The seconds in which it must finish running samples when new weights are to be loaded."""
     sleeps: bool = False
-    """Whether it can free the memory of its GPUs for a while. vLLM then allocates that memory in another way."""
+    """Whether it can free its GPUs' memory for a while; vLLM then allocates that memory in another way."""
     noise_by_request: bool = False
-    """Whether the random numbers of a sample are those of its seed from its first token on, whatever the position
-    of that token. The newer of vLLM's GPU runners draws them by absolute position.
+    """Whether a sample draws from its seed by the number of its tokens. vLLM's newer GPU runner draws by absolute
+    position.
     """
-    listen: Address | None = None
-    """The address to listen at; None for a Unix socket of its own that only this user may open."""
     compiled_code: Path | None = None
-    """The folder on the shared filesystem that keeps what it compiles; None to keep it on the node alone."""
+    """The shared folder that keeps compiled code; None keeps it on the node alone."""
     extra_args: tuple[str, ...] = ()
-    """Further arguments of vLLM's API server."""
 
     @staticmethod
     def of(recipe: Experiment, width: int, cores: float, share: float = 1.0, **others: Any) -> "ServerSettings":
-        """What a recipe asks of a server.
-
-        Args:
-            recipe: the recipe.
-            width: the number of GPUs, or on CPU of processes, that each layer is divided over.
-            cores: those of the node that the server may use.
-            share: of memory and cores that the server may use, where several work side by side.
-            others: further settings.
-        """
         serving = recipe.serving
         return ServerSettings(
             max_num_seqs=serving.max_concurrent_sequences,
@@ -176,44 +147,30 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """How one start of a server is asked for."""
-
     settings: ServerSettings
     model_dir: Path
-    """The directory of the weights that it starts with."""
     weights_version: int
-    """The version of these weights."""
     directory: Path
-    """The private directory of its sockets and temporary files."""
+    """A private place for sockets and temporary files."""
     key: str = field(repr=False)
-    """The key that every request needs."""
 
     def words(self) -> list[str]:
-        """Return the arguments of vLLM's API server.
-
-        Raises:
-            UserError: the server would span nodes without GPUs.
-        """
         options = [text for name, value in self._options().items() for text in (f"--{name}", str(value))]
         return [*options, *self._flags]
 
     def environment(self) -> dict[str, str]:
-        """Return the environment: that of this process, what makes the server private, offline and owned, and where it
-        keeps what it compiles.
-        """
+        """The variables that make the server private, offline and owned, and say where compiled code is kept."""
         return self._environment | (self.compiled_code.environment() if self.compiled_code else {})
 
     def link_weights(self) -> None:
-        """Make the link to the weights in the directory, where the server begins. A server on several nodes has none,
-        because the link would be on this node alone; it begins where this process is.
-        """
+        """A server on several nodes has no link, which would be on this node alone."""
         if not self.settings.over_ray:
             (link := self.directory / _MODEL).unlink(missing_ok=True)
             link.symlink_to(self.model_dir.absolute())
 
     @cached_property
     def compiled_code(self) -> CompiledCode | None:
-        """What the server compiles, where that is kept; None where it compiles nothing, or on several nodes."""
+        """A server that spans several nodes, or compiles nothing, has none."""
         folder, config = self.settings.compiled_code, self.model_dir / "config.json"
         if folder is None or self.settings.over_ray or not self._compiles or not config.is_file():
             return None
@@ -232,21 +189,18 @@ class ServerCommand:
 
     @property
     def _compiles(self) -> bool:
-        """Whether vLLM compiles the model: its last word on that counts."""
+        """Whether vLLM compiles the model: its last argument on that counts."""
         return [word for word in self._flags if word in (_EAGER, "--no-enforce-eager")][-1:] != [_EAGER]
 
     @property
     def _environment(self) -> dict[str, str]:
-        """The variables, none of which depends on :attr:`compiled_code`."""
-        # The settings that an attached task asks for.
-        served = ServedSettings(self.settings.dtype, self._draws_by_request)
+        """It is independent of :attr:`compiled_code`."""
         environment = {
             **os.environ,
             **import_path(),
             OWNER_VARIABLE: str(os.getpid()),
             DIRECTORY_VARIABLE: str(self.directory),
             FIRST_VERSION_VARIABLE: str(self.weights_version),
-            SERVED_VARIABLE: msgspec.json.encode(served).decode(),
             "VLLM_API_KEY": self.key,
             "VLLM_SERVER_DEV_MODE": "1",  # enables the control routes
             **folder_variables(self.directory),
@@ -259,37 +213,24 @@ class ServerCommand:
         }
         if self.settings.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.settings.gpus)
-        if self._draws_by_request:
+        if self.settings.noise_by_request or is_on_cpu():
             environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        if on_cpu():
+        if is_on_cpu():
             environment |= cpu_environment(self.settings.cpu_threads)
             if self._compiles:
                 del environment[_NOTHING_COMPILED]
         return environment
 
-    @property
-    def _draws_by_request(self) -> bool:
-        """Whether the noise of a sample follows from its seed from its first token on; on CPU it always does."""
-        return self.settings.noise_by_request or on_cpu()
-
-    @property
-    def _place(self) -> dict[str, object]:
-        """The arguments for the address to listen at."""
-        if self.settings.listen is None:
-            return {"uds": self.directory / SOCKET}
-        place = urlsplit(self.settings.listen.url)
-        return {"host": place.hostname, "port": place.port}
-
     def _options(self) -> dict[str, object]:
         settings = self.settings
         return {
             "model": self.model_dir if settings.over_ray else _MODEL,
-            **self._place,
+            "uds": self.directory / SOCKET,
             "dtype": settings.dtype,
             "max-model-len": settings.max_model_len,
             "max-num-seqs": settings.max_num_seqs,
             "tensor-parallel-size": settings.tensor_parallel,
-            **_across_nodes(settings),
+            **_ray_arguments(settings),
             "gpu-memory-utilization": settings.gpu_memory_utilization,
             "seed": settings.seed,
             "max-logprobs": MOST_LOGPROBS,
@@ -298,23 +239,22 @@ class ServerCommand:
             "worker-extension-cls": "mrt_hpc.inference.vllm_extension.ReloadExtension",
             "middleware": "mrt_hpc.inference.vllm_middleware.RunRoutes",
             "uvicorn-log-level": "warning",
-            **(_without_gpu(settings) if on_cpu() else _without_flashinfer()),
+            **(_cpu_arguments(settings) if is_on_cpu() else _flashinfer_arguments()),
             **_block_size(settings),
         }
 
 
-def _without_gpu(settings: ServerSettings) -> dict[str, object]:
-    """The arguments of a server on CPU alone."""
+def _cpu_arguments(settings: ServerSettings) -> dict[str, object]:
     cache = settings.kv_cache_gib
     return {
-        "worker-cls": "mrt_hpc.inference.vllm_on_cpu.CountingWorker",
+        "worker-cls": "mrt_hpc.inference.seeded_noise.CountingWorker",
         "scheduler-cls": "mrt_hpc.inference.vllm_on_cpu.HoldingScheduler",
         **({} if cache is None else {"kv-cache-memory-bytes": int(cache * 2**30)}),
     }
 
 
-def _without_flashinfer() -> dict[str, object]:
-    """The arguments of a server on GPUs by which vLLM neither tunes FlashInfer's kernels nor adds one to the model."""
+def _flashinfer_arguments() -> dict[str, object]:
+    """Arguments by which vLLM neither tunes FlashInfer's kernels nor adds one to the model."""
     return {
         "kernel-config.enable_flashinfer_autotune": False,
         "compilation-config.pass_config.fuse_allreduce_rms": False,
@@ -322,29 +262,22 @@ def _without_flashinfer() -> dict[str, object]:
 
 
 def _block_size(settings: ServerSettings) -> dict[str, object]:
-    """The argument for the tokens of a block of the prefix cache, unless it is vLLM's default."""
-    size = settings.block_size or (32 if on_cpu() else None)
+    size = settings.block_size or (32 if is_on_cpu() else None)
     return {"block-size": size} if size else {}
 
 
 def _flags(settings: ServerSettings) -> list[str]:
-    """The arguments without a value."""
-    flags = ["--enable-prefix-caching", "--disable-uvicorn-access-log", *(_CPU_FLAGS if on_cpu() else [])]
-    if settings.sleeps and not on_cpu():
+    flags = ["--enable-prefix-caching", "--disable-uvicorn-access-log", *(_CPU_FLAGS if is_on_cpu() else [])]
+    if settings.sleeps and not is_on_cpu():
         flags.append("--enable-sleep-mode")
     return flags
 
 
-def _across_nodes(settings: ServerSettings) -> dict[str, object]:
-    """The arguments of a server whose GPUs are on several nodes.
-
-    Raises:
-        UserError: there are no GPUs. vLLM 0.32 asks Ray for a resource that its CPU platform does not name
-            (``ray_device_key``), and ends.
-    """
+def _ray_arguments(settings: ServerSettings) -> dict[str, object]:
+    """vLLM 0.32 asks Ray for a resource that its CPU platform does not name (``ray_device_key``), and ends."""
     if not settings.over_ray:
         return {}
-    if on_cpu():
+    if is_on_cpu():
         raise UserError(
             "vLLM cannot divide a model over the nodes of a task without GPUs",
             value=f"{settings.stages} nodes",
@@ -359,29 +292,23 @@ def _across_nodes(settings: ServerSettings) -> dict[str, object]:
 
 
 STOP_DEADLINE_S = 2.0
-"""The time in which a server has to end on request, before its processes are killed. It has nothing to save, and would
-wait for its clients; its owner may have little time to end.
-"""
+"""A server has nothing to save, and would wait for its clients; its owner may have little time."""
 KILLED_DEADLINE_S = 20.0
-"""The time in which the kernel has to end killed processes; it frees their memory first."""
+"""The kernel first frees the memory of killed processes."""
 _LOOK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """A process that is the first of a process group of its own, which holds all its children."""
+    """The leader of a process group that holds all its children."""
 
     process: subprocess.Popen[bytes]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The variables with which it began."""
 
     @classmethod
-    def begun(cls, command: ServerCommand, log: Path) -> Self:
-        """Begin a process that loads vLLM, and then waits for :meth:`serve`.
-
-        Args:
-            command: gives the environment; model and longest sequence may not be known yet.
-            log: the file for its standard output and error, to which it appends.
+    def begin_process(cls, command: ServerCommand, log: Path) -> Self:
+        """Begin a process that loads vLLM, and then waits for :meth:`serve`. Model and longest sequence of the command
+        may not be known yet.
         """
         environment = command.environment()
         make_folder(log.parent)
@@ -398,41 +325,27 @@ class ServerProcess:
         return cls(process, environment)
 
     @classmethod
-    def begun_early(cls, settings: ServerSettings, key: str, log: Path) -> Self:
-        """Begin one while the weights and the longest sequence of its server are not known yet.
-
-        Args:
-            settings: of the server; model and longest sequence are not used.
-            key: of the server.
-            log: see :meth:`begun`.
-        """
+    def begin_early(cls, settings: ServerSettings, key: str, log: Path) -> Self:
+        """Begin before the weights and the longest sequence are known."""
         known, directory = replace(settings, compiled_code=None), private_directory()
         try:
-            return cls.begun(ServerCommand(known, known.model_dir, 0, directory, key), log)
+            return cls.begin_process(ServerCommand(known, known.model_dir, 0, directory, key), log)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
 
     @property
     def directory(self) -> Path:
-        """The private directory of its sockets."""
         return Path(self.environment[DIRECTORY_VARIABLE])
 
     def unfit_for(self, command: ServerCommand) -> str:
-        """Why it cannot serve a command: it has ended, or began with another value of a variable that is read when vLLM
-        is loaded. Empty text if it can.
-        """
+        """Why it cannot serve a command: it has ended, or began with other variables that loading vLLM reads."""
         if self.status is not None:
             return f"it ended with status {self.status}"
         changed = {name for name, _ in command.environment().items() ^ self.environment.items()}
         return ", ".join(sorted(changed - {FIRST_VERSION_VARIABLE, *KEPT}))
 
     def serve(self, command: ServerCommand) -> None:
-        """Give it the arguments of vLLM's API server, and the variables that have changed.
-
-        Raises:
-            UserError: see :meth:`ServerCommand.words`.
-        """
         changed = dict(command.environment().items() - self.environment.items())
         order = json.dumps([command.words(), changed]).encode()
         if (pipe := self.process.stdin) is not None:
@@ -440,26 +353,20 @@ class ServerProcess:
                 pipe.write(order + b"\n")
 
     def give_up(self) -> None:
-        """End it, and remove its directory: no server has taken it."""
+        """End it and remove its directory, if no server has taken it."""
         self.end(patience_s=0.0)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self.process.pid
 
     @property
     def status(self) -> int | None:
-        """The status with which it ended; None while it runs."""
         return self.process.poll()
 
     def end(self, patience_s: float = STOP_DEADLINE_S) -> None:
-        """Send SIGTERM, then SIGKILL, and wait until the memory of its children is free again.
-
-        Args:
-            patience_s: the seconds between the two signals in which it may end by itself.
-        """
+        """Send SIGTERM, ``patience_s`` later SIGKILL, and wait until its children's memory is free."""
         process = self.process
         if process.poll() is None:
             process.terminate()
@@ -472,11 +379,7 @@ class ServerProcess:
 
 
 def refuse_stranger(path: Path, pid: int) -> None:
-    """Check that the process that listens on a socket is the one that was started.
-
-    Raises:
-        UserError: another process listens, or none.
-    """
+    """Check that the process that listens on a socket is the one that was started."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(CONTROL_TIMEOUT_S)
@@ -496,14 +399,16 @@ def refuse_stranger(path: Path, pid: int) -> None:
             value=f"process {listener}",
             where=path,
             expected=f"process {pid}",
-            advice=f"ps -fp {listener} shows that process; mrt-hpc submit RUN starts the server again, at "
-            "another socket",
+            advice=Advice(
+                "ps -fp {listener} shows that process; mrt-hpc submit RUN starts the server again, at another socket",
+                listener=listener,
+            ),
             exit_code=ExitCode.RETRYABLE,
         )
 
 
 def private_directory() -> Path:
-    """Create a directory that only this user may enter, on this node, with a path short enough for a socket."""
+    """A directory of this user alone, with a path short enough for a socket."""
     parent = tempfile.gettempdir()
     if len(parent) > LONGEST_SOCKET_FOLDER:
         parent = "/tmp"
@@ -516,12 +421,11 @@ def _wait_at_most(seconds: float, condition: Callable[[], bool]) -> None:
 
 
 def _has_ended(pid: int) -> bool:
-    """Return whether a child has ended, without reaping it."""
+    """It does not reap the child."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _group_is_empty(leader: int) -> bool:
-    """Return whether all processes of a server have ended; the kernel ends them one after the other."""
     try:
         os.killpg(leader, 0)
     except ProcessLookupError:

@@ -1,13 +1,9 @@
 """The exact bytes of each token, so that a trace can be cut at token boundaries and the server need not decode its
 text.
 
-Decoding ids one at a time is not enough: a character may be spread over several tokens. Two families of tokenizers are
-recognised by their decoders: byte-level BPE (GPT-2, Llama 3, Qwen) and SentencePiece with byte fallback (Llama 2,
-Mistral). For any other tokenizer the rule that reproduces texts exactly is used.
-
-The file ``tokenizer.json`` defines a tokenizer. The class named in ``tokenizer_config.json`` is ignored: several model
-families name LlamaTokenizer but are byte-level, and that class would build another tokenizer from the vocabulary.
-The vLLM server loads a tokenizer of its own and never uses it: it receives ids and stop tokens, and returns ids.
+Decoders tell two families: byte-level BPE (GPT-2, Llama 3, Qwen) and SentencePiece with byte fallback (Llama 2,
+Mistral). Any other tokenizer gets the rule that reproduces texts exactly. The class in ``tokenizer_config.json`` is
+ignored: several byte-level families name LlamaTokenizer, which would build another tokenizer.
 """
 
 import json
@@ -19,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.ownership import file_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -32,15 +29,12 @@ if TYPE_CHECKING:
 
 
 _BRACE = re.compile(rb"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
-r"""An opened box; an escaped character, so that the braces of ``\{1\}`` are not counted; a brace."""
+r"""An opened box; an escaped character, so that the braces of ``\{1\}`` do not count; a brace."""
 
 
 def thought_and_answer(text: bytes, thought_end: bytes) -> tuple[bytes, bytes | None]:
-    """Return the thought at the beginning of a text and the answer after it; None where the thought has no end.
-
-    Args:
-        text: a completion, or the rest of a completion.
-        thought_end: the closing tag; empty for a model that writes none.
+    """The thought of a completion (or of its rest), and the answer, None where the thought has no end. ``thought_end``
+    is empty for a model without tags.
     """
     if thought_end:
         thought, ended, answer = text.partition(thought_end)
@@ -50,14 +44,12 @@ def thought_and_answer(text: bytes, thought_end: bytes) -> tuple[bytes, bytes | 
 
 
 def answer_start(forced_text: str, thought_end: str) -> str:
-    """Return the part of the prover's text that belongs to the answer: the text after the closing tag; without tags the
-    last paragraph, as the words before are the prover's own.
-    """
+    """The part after the closing tag; without tags the last paragraph, as the words before are the prover's own."""
     return forced_text.rpartition(thought_end or "\n\n")[2]
 
 
 def last_box(text: bytes) -> int | None:
-    """Return the offset of the last box that is closed; None where there is none. Takes linear time."""
+    """The offset of the last closed box. Takes linear time."""
     opened: list[int | None] = []  # where a box starts, None for a plain brace
     last = None
     for token in _BRACE.finditer(text):
@@ -75,11 +67,11 @@ def last_box(text: bytes) -> int | None:
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPACE_MARK = "\u2581"
-"""The character that SentencePiece writes for a space."""
+"""SentencePiece writes it for a space."""
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the printable character for each byte in byte-level vocabularies."""
+    """The printable character for each byte."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(0x100) if b not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + n): b for n, b in enumerate(others)}
@@ -88,54 +80,42 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTE_OF = _byte_alphabet()
 
 
-def from_byte_level(token: str) -> bytes:
-    """Return the bytes of a token of a byte-level vocabulary (GPT-2, Llama 3, Qwen)."""
+def decode_byte_level(token: str) -> bytes:
     try:
         return bytes(_BYTE_OF[character] for character in token)
     except KeyError:  # written in plain text, as some vocabularies do for tokens that no merge makes
         return token.encode()
 
 
-def from_sentencepiece(token: str) -> bytes:
-    """Return the bytes of a token of a SentencePiece vocabulary with byte fallback (Llama 2, Mistral)."""
+def decode_sentencepiece(token: str) -> bytes:
+    """The vocabulary has byte fallback (Llama 2, Mistral)."""
     if match := _BYTE_TOKEN.fullmatch(token):
         return bytes([int(match[1], 16)])
     return token.replace(SPACE_MARK, " ").encode()
 
 
-RULES: tuple[Callable[[str], bytes], ...] = (from_byte_level, from_sentencepiece)
+RULES: tuple[Callable[[str], bytes], ...] = (decode_byte_level, decode_sentencepiece)
 
 
 @dataclass(frozen=True)
 class CutText:
-    """The text of a completion in its parts."""
-
     before: str
     """The text before the sampled tokens."""
     episodes: tuple[str, ...]
-    """[k] the text between neighbouring boundaries."""
+    """[k] between neighbouring boundaries."""
     rest: str
-    """The text after the last boundary."""
 
 
 @dataclass(frozen=True)
 class StoredTokens:
-    """The tokens of one ``tokenizer.json``."""
-
     names: dict[int, str]
-    """The token of each id, as the vocabulary writes it: added ones too, which the decoder writes as all others."""
+    """As the vocabulary and the decoder write them, added ones too."""
     special: dict[int, str]
-    """The special tokens, as they stand in a text."""
+    """As they stand in a text."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the vocabulary of a tokenizer.
-
-        Raises:
-            OSError: the file cannot be read.
-            ValueError: it is no tokenizer.json.
-        """
-        stored = json.loads(path.read_bytes())
+        stored = json.loads(file_bytes(path))
         try:
             added = {int(token["id"]): token for token in stored.get("added_tokens", [])}
             names = {i: str(token["content"]) for i, token in added.items()}
@@ -145,60 +125,48 @@ class StoredTokens:
             raise ValueError(f"{path} is no tokenizer.json: {error!r}") from error
 
     def cut(self, token_ids: Sequence[int], boundaries: Sequence[int], text: str) -> CutText | None:
-        """Cut a text at the token offsets of its episodes.
-
-        Args:
-            token_ids: [T] the sampled tokens, without the stop token.
-            boundaries: [k + 1] ascending token offsets, at most T.
-            text: the whole text, which ends with the text of the tokens.
-
-        Returns:
-            The parts; None where no known rule gives the text from the tokens.
+        """Cut a text, which ends with the text of its T tokens, at the token offsets of its episodes, [k + 1]
+        ascending; None where no known rule gives the text from the tokens. ``token_ids`` are without the stop token.
         """
         for rule in RULES:
             pieces = [self._piece(i, rule) for i in token_ids]
-            if text.endswith(sampled := _decoded(pieces)):
-                episodes = tuple(_decoded(pieces[a:b]) for a, b in pairwise(boundaries))
-                before = text.removesuffix(sampled) + _decoded(pieces[: boundaries[0]])
-                return CutText(before, episodes, _decoded(pieces[boundaries[-1] :]))
+            if text.endswith(sampled := _decode_pieces(pieces)):
+                episodes = tuple(_decode_pieces(pieces[a:b]) for a, b in pairwise(boundaries))
+                before = text.removesuffix(sampled) + _decode_pieces(pieces[: boundaries[0]])
+                return CutText(before, episodes, _decode_pieces(pieces[boundaries[-1] :]))
         return None
 
     def _piece(self, token: int, rule: Callable[[str], bytes]) -> bytes:
-        """An id that the tokenizer does not know (a padded vocabulary has such rows) is empty."""
+        """An unknown id (as in a padded vocabulary) is empty."""
         return self.special[token].encode() if token in self.special else rule(self.names.get(token, ""))
 
 
 def _vocabulary(stored: Any) -> dict[int, str]:
-    """The token of each id. Unigram models store a list of pairs, all others a mapping."""
+    """Unigram models store a list of pairs, all others a mapping."""
     if isinstance(stored, dict):
         return {int(number): str(token) for token, number in stored.items()}
     return {number: str(token) for number, (token, _) in enumerate(stored)}
 
 
-def _decoded(pieces: Sequence[bytes]) -> str:
+def _decode_pieces(pieces: Sequence[bytes]) -> str:
     return b"".join(pieces).decode(errors="replace")
 
 
 BYTE_LEVEL_SPACE = "\u0120"
-"""The character for a space in byte-level vocabularies."""
+"""Byte-level vocabularies write it for a space."""
 PROBES = (
     "First, x = 3.\n\nWait, let me check:\n\n\nSo 3 * x  - 1 = 8.\n",
     "\\boxed{\\frac{1}{2}} costs 5 € at 30°, café, Δx ≈ 0.1, 数学, 🙂 and ∎.\n\nAlternatively, x",
 )
-"""Texts that a tokenizer must reproduce exactly: blank lines, several spaces, mathematics, characters of 1 to 4 bytes.
-"""
+"""A tokenizer must reproduce these exactly: blank lines, several spaces, mathematics, characters of 1 to 4 bytes."""
 
 
 def load_tokenizer(directory: Path) -> "PreTrainedTokenizerFast":
-    """The tokenizer of a model directory, as its ``tokenizer.json`` says; nothing is fetched from anywhere.
-
-    Raises:
-        UserError: there is none that can be read, or it has no tokenizer.json and cannot be converted to one.
-    """
+    """The tokenizer of ``tokenizer.json``, or of files that convert to one; nothing is fetched."""
     from transformers import PreTrainedTokenizerFast  # not needed to find where a thought ends
 
     try:
-        kind = PreTrainedTokenizerFast if (directory / "tokenizer.json").is_file() else _converting()
+        kind = PreTrainedTokenizerFast if (directory / "tokenizer.json").is_file() else _converter_class()
         tokenizer = kind.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # the libraries raise various errors for damaged files
         raise _no_tokenizer(directory, f"{type(error).__name__}: {error}") from error
@@ -207,8 +175,8 @@ def load_tokenizer(directory: Path) -> "PreTrainedTokenizerFast":
     return tokenizer
 
 
-def _converting() -> Any:
-    """The class that converts other files: it imports torch, which takes a task two seconds at each start."""
+def _converter_class() -> Any:
+    """This class imports torch, which takes two seconds at each start of a task."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer
@@ -233,29 +201,22 @@ class TokenBytes:
         self.table.update((i, content.encode()) for i, content in special.items())
 
     def pieces(self, ids: Iterable[int]) -> list[bytes]:
-        """Return [T] the bytes of each token; special tokens as they are written. An id the tokenizer does not know (a
-        padded vocabulary has such rows) is empty.
-        """
+        """[T] special tokens as they are written, unknown ids empty."""
         return [self.table.get(i, b"") for i in ids]
 
     def text(self, ids: Iterable[int]) -> str:
-        """Return the text of the tokens; bytes that are not UTF-8, as where a limit cut a character, become U+FFFD."""
+        """Bytes that are not UTF-8, as where a limit cut a character, become U+FFFD."""
         return b"".join(self.pieces(ids)).decode(errors="replace")
 
 
 def _rule(tokenizer: "PreTrainedTokenizerFast") -> Callable[[str], bytes]:
-    """Return the rule by which this tokenizer's vocabulary writes bytes.
-
-    Raises:
-        UserError: none of the known rules reproduces the texts.
-    """
     decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"]
     kinds = {part["type"] for part in _parts(decoder)}
     if "ByteLevel" in kinds:
-        return from_byte_level
+        return decode_byte_level
     if "ByteFallback" in kinds:
-        return from_sentencepiece
-    for rule in (from_sentencepiece, from_byte_level):
+        return decode_sentencepiece
+    for rule in (decode_sentencepiece, decode_byte_level):
         if _brings_back(tokenizer, rule):
             return rule
     raise UserError(
@@ -267,11 +228,11 @@ def _rule(tokenizer: "PreTrainedTokenizerFast") -> Callable[[str], bytes]:
 
 
 def _brings_back(tokenizer: "PreTrainedTokenizerFast", rule: Callable[[str], bytes]) -> bool:
-    """Return whether a rule reproduces the texts; the tokenizer itself may add one space before them."""
-    return all(_pieced(tokenizer, rule, text).removeprefix(b" ") == text.encode() for text in PROBES)
+    """The tokenizer itself may add one space before the texts."""
+    return all(_join_pieces(tokenizer, rule, text).removeprefix(b" ") == text.encode() for text in PROBES)
 
 
-def _pieced(tokenizer: "PreTrainedTokenizerFast", rule: Callable[[str], bytes], text: str) -> bytes:
+def _join_pieces(tokenizer: "PreTrainedTokenizerFast", rule: Callable[[str], bytes], text: str) -> bytes:
     ids = tokenizer.encode(text, add_special_tokens=False)
     return b"".join(rule(token) for token in tokenizer.convert_ids_to_tokens(ids))
 

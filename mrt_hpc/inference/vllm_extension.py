@@ -1,11 +1,8 @@
-"""An extension of vLLM's workers that loads new weights in place and verifies them.
+"""Mixed into vLLM's worker class by ``--worker-extension-cls``, loads new weights in place and verifies them; called
+through ``/collective_rpc``.
 
-Mixed into vLLM's worker class by ``--worker-extension-cls``; called through ``/collective_rpc``.
-
-On CPU, vLLM multiplies by a packed copy of a weight. Its own reload renews the copy for linear layers, but not
-for the output head of a model with tied embeddings, which then silently keeps the old weights.
-`reload_and_verify` renews that copy too. It then compares the embedding in memory with the one on disk, and the result
-of every output head with the product of its weights.
+On CPU, vLLM multiplies by a packed copy of a weight. Its own reload does not renew the copy of the output head of a
+model with tied embeddings, which then silently keeps the old weights.
 """
 
 import json
@@ -26,18 +23,13 @@ _PROBE_ROWS = 4
 
 
 class ReloadExtension:
-    """A mixin of vLLM's worker; ``self.model_runner`` is the worker's."""
+    """``self.model_runner`` is the worker's."""
 
     model_runner: Any
 
     def reload_and_verify(self, directory: str) -> dict[str, Any]:
-        """Load a Hugging Face directory into the running model.
-
-        Returns:
-            The ``seconds`` that it took and the ``directory`` of the weights.
-
-        Raises:
-            RuntimeError: the model does not compute with the directory's weights afterwards.
+        """Load a Hugging Face directory into the running model. A RuntimeError if it does not compute with these
+        weights afterwards.
         """
         start = time.monotonic()
         self.model_runner.reload_weights(weights_path=directory)
@@ -54,7 +46,7 @@ class ReloadExtension:
 
 
 def _refuse_not_finite(model: torch.nn.Module) -> None:
-    """Refuse a model that holds a NaN or an infinity. The extremes of a tensor are NaN where it holds one."""
+    """The extremes of a tensor are NaN where it holds one."""
     for name, weights in model.named_parameters():
         if weights.is_floating_point() and weights.numel():
             extremes = torch.stack(weights.float().aminmax() if weights.itemsize == 1 else weights.aminmax())
@@ -83,8 +75,8 @@ def _verify_product(embedding: VocabParallelEmbedding) -> None:
 
 
 def _verify_rows(embedding: VocabParallelEmbedding, directory: Path) -> None:
-    """Check that this worker's rows of the embedding are those of the directory. Models name the embedding differently:
-    it is a tensor of its shape that holds these rows.
+    """Check that this worker's rows of the embedding are the directory's. Models name it differently: it is a tensor of
+    their shape that holds these rows.
     """
     shape = [embedding.org_vocab_size, embedding.embedding_dim]
     first, end = embedding.shard_indices.org_vocab_start_index, embedding.shard_indices.org_vocab_end_index
@@ -102,7 +94,7 @@ def _begins(in_memory: torch.Tensor, rows: torch.Tensor) -> bool:
 
 
 def _tensors(directory: Path) -> Iterator[Any]:
-    """The tensors of a model on disk, each to be read in slices while its file is open."""
+    """Slices of each tensor can be read while its file is open."""
     for path in _weight_files(directory):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - the file is not a dict

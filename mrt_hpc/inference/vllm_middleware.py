@@ -1,8 +1,7 @@
-"""Middleware of the vLLM server: it requires the run's key on every route, and adds a compact route for samples.
+"""Middleware of the vLLM server (``--middleware``): it requires the run's key on every route, and adds a compact route
+for samples.
 
-Loaded by vLLM's ``--middleware``. vLLM's own key guards /v1 and a few prefixes only, not the control routes; this
-middleware answers only /health without it. The server also listens on a socket in a private directory, so this is the
-second of two protections.
+vLLM's own key guards /v1 and a few prefixes only, not the control routes; this one answers only /health without it.
 """
 
 import asyncio
@@ -38,15 +37,13 @@ class RunRoutes:
         self.authorization = f"Bearer {os.environ['VLLM_API_KEY']}".encode()
         self._pauses = 0
         self._pausing = asyncio.Lock()
-        """Held while the engine pauses: a sample that arrives in this time is queued for the new weights."""
+        """Held while the engine pauses: samples that arrive meanwhile wait for the new weights."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] == "/health":
             await self.app(scope, receive, send)
-        elif not self._authorized(scope):
+        elif not self._is_authorized(scope):
             await _respond(send, 401, b"the key of the run is missing or wrong\n")
-        elif scope["path"] == protocol.SERVED_PATH:
-            await _respond(send, 200, os.environ[protocol.SERVED_VARIABLE].encode())
         elif scope["path"] == protocol.GENERATE_PATH:
             await _generate(scope["app"].state.engine_client, receive, send, self._cache_salt)
         elif scope["path"] == protocol.PAUSE_PATH:
@@ -57,14 +54,13 @@ class RunRoutes:
             await self.app(scope, receive, send)
 
     async def _cache_salt(self) -> str:
-        """What samples share that may share cached prefixes. New weights are loaded during a pause, and traces may run
-        through it with the keys and values of the old ones: a sample finds only what was computed after the pause
-        before it.
+        """Samples of one salt may share cached prefixes. Traces may run through a pause for new weights with old keys
+        and values: a sample finds only prefixes from after the last pause before it.
         """
         async with self._pausing:
             return f"pause {self._pauses}"
 
-    def _authorized(self, scope: Scope) -> bool:
+    def _is_authorized(self, scope: Scope) -> bool:
         given = dict(scope["headers"]).get(b"authorization", b"")
         return hmac.compare_digest(given, self.authorization)
 
@@ -75,8 +71,8 @@ async def _respond(send: Send, status: int, body: bytes) -> None:
 
 
 async def _generate(engine: "EngineClient", receive: Receive, send: Send, cache_salt: CacheSalt) -> None:
-    """Sample a batch; each sample is sent when it is finished, so that its branches can start while the others go
-    on. Samples of one ``cache_salt`` share their cached prefixes; it is asked for when a sample goes to the engine.
+    """Each sample is sent when it is finished, so that its branches can start. ``cache_salt`` is asked for when a
+    sample goes to the engine.
     """
     try:
         batch = _decode_batch(await _read_body(receive))
@@ -113,7 +109,7 @@ async def _read_body(receive: Receive) -> bytes:
 
 
 async def _cancel_when_gone(receive: Receive, tasks: list[asyncio.Task[None]]) -> None:
-    """Cancel the tasks of a client that has disconnected, which aborts their samples in the engine."""
+    """Cancelling a disconnected client's tasks aborts their samples in the engine."""
     while (await receive())["type"] != "http.disconnect":
         pass
     for task in tasks:
@@ -139,10 +135,10 @@ async def _sample(
     cache_salt: CacheSalt,
     finished: asyncio.Queue[protocol.ServedSample],
 ) -> None:
-    """Sample once and put the result, or the refusal, on the queue."""
+    """Put a sample, or the refusal, on the queue."""
     try:
         result = await _final_output(engine, request, request.seeds[j], cache_salt)
-        sample = _as_sample(request, i, j, result)
+        sample = _served_sample(request, i, j, result)
         fault = protocol.not_finite(sample)
         finished.put_nowait(sample if fault is None else protocol.ServedSample(i, j, error=fault))
     except Exception as error:  # the error reaches the client, which raises it
@@ -157,7 +153,7 @@ async def _final_output(engine: "EngineClient", request: protocol.Request, seed:
 
 
 def sampling_params(request: protocol.Request, seed: int) -> SamplingParams:
-    """Return vLLM's parameters for one sample: ids and log-probabilities only, no text."""
+    """Samples return ids and log-probabilities only, no text."""
     settings = request.settings
     return SamplingParams(
         max_tokens=settings.max_tokens,
@@ -177,7 +173,7 @@ def sampling_params(request: protocol.Request, seed: int) -> SamplingParams:
     )
 
 
-def _as_sample(request: protocol.Request, i: int, j: int, result: Any) -> protocol.ServedSample:
+def _served_sample(request: protocol.Request, i: int, j: int, result: Any) -> protocol.ServedSample:
     output = result.outputs[0]
     flat = output.logprobs
     first_scored = flat.start_indices[0] + 1  # the sampled token comes first at every position
@@ -197,5 +193,5 @@ def _as_sample(request: protocol.Request, i: int, j: int, result: Any) -> protoc
 
 
 def _version_number(name: str) -> int:
-    """Return the number of a weights version; vLLM calls the weights it starts with ``default``."""
+    """vLLM calls the weights that it starts with ``default``."""
     return int(os.environ[protocol.FIRST_VERSION_VARIABLE] if name == "default" else name)

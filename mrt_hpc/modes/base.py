@@ -1,8 +1,8 @@
-"""Defines a way of evaluating: a section of the recipe that says how the traces of a benchmark are sampled, and where
-their boundaries are. The prover, the graders and the records are the same for all of them.
+"""A way of evaluating is a section of the recipe that says how the traces of a benchmark are sampled, and where their
+boundaries are. Prover, graders and records are the same for all of them.
 
-Add one: a module with a subclass of ``Mode``, and its name in :data:`mrt_hpc.recipe.kinds.MODES`; or a class of your
-own anywhere, named in the recipe as ``mode: {type: my_module:MyMode}`` of a benchmark.
+To add one, write a module with a subclass of ``Mode`` and add its name to :data:`mrt_hpc.recipe.kinds.MODES`; or name a
+class of any module in the recipe as ``mode: {type: my_module:MyMode}`` of a benchmark.
 """
 
 from abc import abstractmethod
@@ -18,30 +18,26 @@ from mrt_hpc.recipe.sections import BenchmarkSampling
 
 
 class Mode(ModeSettings):
-    """One way of evaluating."""
-
     @abstractmethod
     def sampler(self, writer: Writer) -> TraceSampler | None:
-        """Return the object that samples the traces; None samples each in one request from the prompt to its end.
-
-        Args:
-            writer: samples through the server that holds the evaluated weights.
+        """Samples the traces through the server with the evaluated weights; None samples each in one request from the
+        prompt to its end.
         """
 
     def longest(self, prompter: Prompter, sampling: BenchmarkSampling) -> int:  # noqa: ARG002 - some ways need the tokenizer
-        """Return the maximum number of tokens of a trace after the prompt of its problem, with all that is inserted."""
+        """After the prompt of the problem, with all that is inserted."""
         return sampling.max_tokens
 
 
 def needs_tags(sampling: BenchmarkSampling, mode: ModeSettings) -> None:
-    """Refuse a prompt without a closing tag: nothing marks where a thought ends that is to be cut or continued."""
+    """Without a closing tag nothing marks the end of a thought that is to be cut or continued."""
     if not sampling.prompt.thought_end:
         raise misfit("prompt.thought_end", f"a closing tag with mode {mode.type}, which ends or continues thoughts")
 
 
 def check_texts(sampling: BenchmarkSampling, mode: ModeSettings, words: Sequence[str], forced_text: str) -> None:
-    """Refuse an empty word, after which the model would end its thought again at the same place; and a text that shall
-    end a thought and does not hold the closing tag.
+    """After an empty word the model would end its thought again at the same place; a text that ends a thought needs the
+    closing tag.
     """
     if not all(word.strip() for word in words):
         raise misfit(

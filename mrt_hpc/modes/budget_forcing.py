@@ -16,13 +16,13 @@ from mrt_hpc.recipe.kinds import DEFAULT_FORCED_TEXT
 from mrt_hpc.recipe.sections import BenchmarkSampling
 
 ANSWER_TOKENS = 64
-"""The expected number of tokens of a forced answer."""
+"""Expected, of a forced answer."""
 
 
 class BudgetForcing(Mode):
-    """The thought is cut at each of the budgets and an answer is forced there. A thought that ends before a budget
-    answers by itself, unless ``extend`` makes it go on. All budgets of a sample cut one thought; each gives a rollout
-    with a reward, and that of the largest budget is the result. Values are asked for at the start and at the cuts.
+    """The thought is cut at each of the budgets and an answer is forced there. A thought that ends earlier answers by
+    itself, unless ``extend`` makes it go on. All budgets of a sample cut one thought; each gives a rollout with a
+    reward, and that of the largest budget is the result. Values are asked for at the start and at the cuts.
 
     Source: budget forcing (Muennighoff et al., 2025), by which the paper extends thoughts (Section 8.5.1).
     """
@@ -42,23 +42,20 @@ class BudgetForcing(Mode):
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The budgets."""
         return tuple(f"{budget} tokens" for budget in self.budgets)
 
     def sampler(self, writer: Writer) -> "BudgetSampler":
-        """Return what cuts thoughts."""
         return BudgetSampler(self, writer)
 
     def longest(self, prompter: Prompter, sampling: BenchmarkSampling) -> int:  # noqa: ARG002 - the budgets set the limit
-        """Return the tokens of the largest budget, of the text that ends it, and of the answer."""
+        """The largest budget, the text that ends it, and the answer."""
         return self.budgets[-1] + len(prompter.ids(self.forced_text)) + self.answer_tokens
 
     def tokens_held(self, sampling: BenchmarkSampling) -> int:  # noqa: ARG002 - the budgets set the limit
-        """Return the tokens of the largest budget and of the answer."""
+        """The largest budget and the answer."""
         return self.budgets[-1] + self.answer_tokens
 
     def expected_tokens(self, trace: float) -> float:
-        """Return the expected tokens of the thought and the answers."""
         return (self.budgets[-1] if self.extend else min(trace, self.budgets[-1])) + ANSWER_TOKENS * len(self.budgets)
 
     def check(self, sampling: BenchmarkSampling) -> None:
@@ -71,20 +68,18 @@ class BudgetForcing(Mode):
 
 @dataclass(frozen=True)
 class BudgetSampler:
-    """Samples one thought for each sample, and an answer for each of its budgets."""
-
     mode: BudgetForcing
     writer: Writer
 
     async def traces(self, group: PromptedGroup, sample: int) -> AsyncIterator[SampledTrace]:
-        """Yield a trace for each budget. Budgets beyond the end of the thought share one answer."""
+        """A trace for each budget. Budgets beyond the end of the thought share one answer."""
         thought = await self._thought(group, sample)
         answered: dict[int, Draft] = {}
         for stage, budget in enumerate(self.mode.budgets):
             cut = min(budget, len(thought.draft))
             if cut not in answered:
                 seed = self.writer.plan.seed("budget", group.problem.id, sample, stage)
-                answered[cut] = await self._answered(thought, cut, seed)
+                answered[cut] = await self._answer_thought(thought, cut, seed)
             yield self.writer.trace(
                 group,
                 sample,
@@ -95,7 +90,7 @@ class BudgetSampler:
             )
 
     async def _thought(self, group: PromptedGroup, sample: int) -> Thought:
-        """The thought up to the largest budget; its first request has the seed of a direct evaluation."""
+        """Up to the largest budget; its first request has the seed of a direct evaluation."""
         writer, most = self.writer, self.mode.budgets[-1]
         seed = writer.plan.rollout_seed(group.problem.id, sample)
         thought, count = await writer.think(Draft(group.prompt_ids, family=group.problem.id), seed, most), 0
@@ -108,10 +103,10 @@ class BudgetSampler:
             thought = await writer.think(longer, seed, most - len(longer))
         return thought
 
-    async def _answered(self, thought: Thought, cut: int, seed: int) -> Draft:
-        """The thought up to a cut with its answer: the model's own where the model has ended the thought there."""
+    async def _answer_thought(self, thought: Thought, cut: int, seed: int) -> Draft:
+        """The thought up to a cut with its answer: the model's own where it has ended the thought there."""
         if cut == len(thought.draft) and thought.closed is not None:
             closed = thought.closed
         else:
-            closed = self.writer.insert(thought.draft.kept(cut), self.mode.forced_text)
+            closed = self.writer.insert(thought.draft.keep_first(cut), self.mode.forced_text)
         return await self.writer.complete(closed, seed, self.mode.answer_tokens)

@@ -16,7 +16,7 @@ from mrt_hpc.recipe.kinds import DEFAULT_FORCED_TEXT
 from mrt_hpc.recipe.sections import BenchmarkSampling
 
 CONTINUATION_WORDS = ("Wait", "Alternatively", "But wait", "But hold on")
-"""Words that take the place of the closing tag, so that the thought goes on."""
+"""In place of the closing tag, so that the thought goes on."""
 
 
 class Extrapolation(Mode):
@@ -46,33 +46,27 @@ class Extrapolation(Mode):
     """The maximum number of tokens of the answer."""
 
     def boundary_budgets(self, base: int) -> tuple[int, ...]:
-        """Return the number of tokens that each boundary after the first one stands for.
-
-        Args:
-            base: evaluation.max_tokens.
-        """
+        """The tokens that each boundary after the first stands for. ``base`` is evaluation.max_tokens."""
         return tuple(base + self.tokens * w for w in range(0, self.extensions + 1, self.value_every))
 
     def word(self, extension: int) -> str:
-        """Return the word that begins an extension, which are numbered from 0."""
+        """The word that begins an extension; these are numbered from 0."""
         return self.words[extension % len(self.words)]
 
     def sampler(self, writer: Writer) -> "Extender":
-        """Return what extends thoughts."""
         return Extender(self, writer)
 
     def longest(self, prompter: Prompter, sampling: BenchmarkSampling) -> int:
-        """Return the tokens of the thought with all extensions and words, of the text after it, and of the answer."""
+        """The thought with all extensions and words, the text after it, and the answer."""
         words = max(len(prompter.ids("\n\n")) + len(prompter.ids(word)) for word in self.words)
         thought = sampling.max_tokens + self.extensions * (self.tokens + words)
         return thought + len(prompter.ids(self.forced_text)) + self.answer_tokens
 
     def tokens_held(self, sampling: BenchmarkSampling) -> int:
-        """Return the tokens of the thought with all extensions, and of the answer."""
+        """The thought with all extensions, and the answer."""
         return sampling.max_tokens + self.extensions * self.tokens + self.answer_tokens
 
     def expected_tokens(self, trace: float) -> float:
-        """Return the expected tokens of the thought with all extensions."""
         return trace + self.extensions * self.tokens
 
     def check(self, sampling: BenchmarkSampling) -> None:
@@ -89,13 +83,11 @@ class Extrapolation(Mode):
 
 @dataclass(frozen=True)
 class Extender:
-    """Samples a thought for each sample, and extends it."""
-
     mode: Extrapolation
     writer: Writer
 
     async def traces(self, group: PromptedGroup, sample: int) -> AsyncIterator[SampledTrace]:
-        """Yield the one trace of a sample; its first request has the seed of a direct evaluation."""
+        """The one trace of a sample; its first request has the seed of a direct evaluation."""
         writer, mode, problem = self.writer, self.mode, group.problem.id
         seed = writer.plan.rollout_seed(problem, sample)
         thought = await writer.think(Draft(group.prompt_ids, family=group.problem.id), seed, writer.settings.max_tokens)

@@ -27,14 +27,14 @@ class RevisionRounds:
 
     writer: Writer
     limits: Sequence[int]
-    """[rounds] the maximum number of tokens of each attempt."""
+    """[rounds] the most tokens of each attempt."""
     window: int
-    """The number of attempts that a prompt holds at most."""
+    """The most attempts in a prompt."""
     sentence: str | None
-    """What the prompt says after an attempt; None says the problem again."""
+    """Follows an attempt in the prompt; None says the problem again."""
 
     async def traces(self, group: PromptedGroup, sample: int) -> AsyncIterator[SampledTrace]:
-        """Yield the attempts of one sample; the last one is its result."""
+        """The last attempt of a sample is its result."""
         attempts: list[Draft] = []
         for number, limit in enumerate(self.limits):
             shown = attempts[-self.window :]
@@ -45,12 +45,12 @@ class RevisionRounds:
             attempts.append(draft)
 
     def _seed(self, problem_id: str, sample: int, number: int) -> int:
-        """The seed of an attempt; the first one is that of a direct evaluation."""
+        """The first seed is that of a direct evaluation."""
         plan = self.writer.plan
         return plan.seed("round", problem_id, sample, number) if number else plan.rollout_seed(problem_id, sample)
 
     def _turn(self, attempt: Draft, problem: Problem) -> list[int]:
-        """The tokens of an attempt, and of what leads to the next one. A thought that the limit cut is closed."""
+        """An attempt, and the tokens that lead to the next one. A thought that the limit cut is closed."""
         prompter = self.writer.prompter
         stopped = attempt.completions[-1].finish_reason is FinishReason.STOP
         ids = attempt.token_ids[:-1] if stopped else attempt.token_ids
@@ -61,25 +61,24 @@ class RevisionRounds:
 
 
 def question(prompter: Prompter, sentence: str | None, problem: str) -> str:
-    """Return what the prompt says after an attempt."""
     return problem + prompter.prompt.instruction if sentence is None else sentence
 
 
 def longest_turn(prompter: Prompter, sentence: str | None, sampling: BenchmarkSampling) -> int:
-    """Return the maximum number of tokens between two attempts."""
+    """Between two attempts."""
     said = prompter.ids(prompter.next_turn(sentence or ""))
-    again = said_again(sentence, sampling)
+    again = repeated_problem_tokens(sentence, sampling)
     return len(said) + again + len(prompter.ids(sampling.prompt.thought_end) if sampling.prompt.thought_end else [])
 
 
-def said_again(sentence: str | None, sampling: BenchmarkSampling) -> int:
-    """Return the maximum number of tokens of the problem between two attempts; 0 where a sentence stands there."""
+def repeated_problem_tokens(sentence: str | None, sampling: BenchmarkSampling) -> int:
+    """The most tokens of the problem between two attempts; 0 where a sentence stands there."""
     return sampling.max_prompt_tokens if sentence is None else 0
 
 
 class HistoryConditioned(Mode):
     """The model's own first attempt stands in the prompt, as an earlier turn, and the model answers again. The first
-    attempt of a sample has the seed of a direct evaluation. Both are recorded; the second one is the result.
+    attempt has the seed of a direct evaluation. Both are recorded; the second one is the result.
 
     Source: paper, experiments with backtracking.
     """
@@ -93,32 +92,29 @@ class HistoryConditioned(Mode):
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The first attempt and the second one."""
         return ("first attempt", "second attempt")
 
     def sampler(self, writer: Writer) -> RevisionRounds:
-        """Two rounds, of which the second sees the first."""
         limit = writer.settings.max_tokens
         return RevisionRounds(writer, (self.attempt_tokens or limit, limit), 1, self.backtrack)
 
     def longest(self, prompter: Prompter, sampling: BenchmarkSampling) -> int:
-        """Return the tokens of both attempts, and of what stands between them."""
+        """Both attempts, and what stands between them."""
         limit = sampling.max_tokens
         return (self.attempt_tokens or limit) + longest_turn(prompter, self.backtrack, sampling) + limit
 
     def tokens_held(self, sampling: BenchmarkSampling) -> int:
-        """Return the tokens of both attempts, and of the problem where it is said again."""
+        """Both attempts, and the problem where it is said again."""
         limit = sampling.max_tokens
-        return (self.attempt_tokens or limit) + said_again(self.backtrack, sampling) + limit
+        return (self.attempt_tokens or limit) + repeated_problem_tokens(self.backtrack, sampling) + limit
 
     def expected_tokens(self, trace: float) -> float:
-        """Return the expected tokens of both attempts."""
         return min(trace, self.attempt_tokens or trace) + trace
 
 
 class Linearised(Mode):
-    """The model revises its answer in rounds. The prompt of each round holds the problem and the last attempts, a
-    sliding window. Every round is recorded and graded; the last one is the result.
+    """The model revises its answer in rounds. Each prompt holds the problem and the last attempts, a sliding window.
+    Every round is recorded and graded; the last one is the result.
 
     Source: paper, experiments with backtracking (linearised evaluation).
     """
@@ -136,25 +132,22 @@ class Linearised(Mode):
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The rounds."""
         return tuple(f"round {number + 1}" for number in range(self.rounds))
 
     def sampler(self, writer: Writer) -> RevisionRounds:
-        """Return the rounds."""
         limit = self.round_tokens or writer.settings.max_tokens
         return RevisionRounds(writer, [limit] * self.rounds, self.window, self.backtrack)
 
     def longest(self, prompter: Prompter, sampling: BenchmarkSampling) -> int:
-        """Return the tokens of a full window, of what follows each attempt, and of the attempt after it."""
+        """A full window, what follows each attempt, and the attempt after it."""
         limit = self.round_tokens or sampling.max_tokens
         shown = min(self.window, self.rounds - 1)
         return shown * (limit + longest_turn(prompter, self.backtrack, sampling)) + limit
 
     def tokens_held(self, sampling: BenchmarkSampling) -> int:
-        """Return the tokens of a full window, of the problem where it is said again, and of the attempt after it."""
+        """A full window, the problem where it is said again, and the attempt after it."""
         limit = self.round_tokens or sampling.max_tokens
-        return min(self.window, self.rounds - 1) * (limit + said_again(self.backtrack, sampling)) + limit
+        return min(self.window, self.rounds - 1) * (limit + repeated_problem_tokens(self.backtrack, sampling)) + limit
 
     def expected_tokens(self, trace: float) -> float:
-        """Return the expected tokens of all rounds."""
         return self.rounds * min(trace, self.round_tokens or trace)

@@ -1,6 +1,5 @@
-"""Writes drafts through one server: samples thoughts and answers, and inserts texts.
-
-Every request continues from the tokens of the one before it, so the server finds them in its prefix cache.
+"""Writes drafts through one server: samples thoughts and answers, and inserts texts. Every request continues from the
+tokens of the one before it, which are in the server's prefix cache.
 """
 
 from collections.abc import Sequence
@@ -24,14 +23,14 @@ class Draft:
     """The tokens of a trace so far. Every method returns another draft."""
 
     context_ids: list[int]
-    """The tokens that the trace begins after."""
+    """The tokens before the trace."""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     """[T] of the tokens; 0 for an inserted one."""
     inserted: tuple[tuple[int, int], ...] = ()
     """The first index and the number of tokens of each stretch that was not sampled."""
     completions: "tuple[Completion, ...]" = ()
-    """The answers of the server, in order; dropped tokens are still in them."""
+    """The answers of the server, in order, with dropped tokens."""
     family: str = ""
     """The problem of the trace, see :class:`mrt_hpc.inference.protocol.Request`."""
 
@@ -40,11 +39,9 @@ class Draft:
 
     @property
     def all_ids(self) -> list[int]:
-        """The tokens that the model continues from."""
         return [*self.context_ids, *self.token_ids]
 
-    def sampled(self, completion: "Completion") -> "Draft":
-        """Add the tokens of a completion."""
+    def add_completion(self, completion: "Completion") -> "Draft":
         return replace(
             self,
             token_ids=(*self.token_ids, *completion.token_ids),
@@ -52,8 +49,8 @@ class Draft:
             completions=(*self.completions, completion),
         )
 
-    def with_inserted(self, ids: Sequence[int]) -> "Draft":
-        """Add tokens that the model did not choose. Their probability is 1, so their log-probability is 0."""
+    def insert_tokens(self, ids: Sequence[int]) -> "Draft":
+        """Tokens that the model did not choose have probability 1, so their log-probability is 0."""
         if not ids:
             return self
         return replace(
@@ -63,15 +60,13 @@ class Draft:
             inserted=(*self.inserted, (len(self), len(ids))),
         )
 
-    def kept(self, count: int) -> "Draft":
-        """Drop all tokens after the first ``count``."""
+    def keep_first(self, count: int) -> "Draft":
         spans = [(start, min(length, count - start)) for start, length in self.inserted if start < count]
         return replace(self, token_ids=self.token_ids[:count], logprobs=self.logprobs[:count], inserted=tuple(spans))
 
     def completion(self) -> "Completion":
-        """Return the whole as one completion: its seed is that of the first request, its end that of the last one.
-
-        The prompt tokens, the cached ones and the seconds are the sums over the requests.
+        """The whole as one completion: the seed of the first request, the end of the last one, and the sums of prompt
+        tokens, cached tokens and seconds.
         """
         first, last = self.completions[0], self.completions[-1]
         return replace(
@@ -86,8 +81,8 @@ class Draft:
         )
 
 
-def as_stage(trace: SampledTrace, draft: Draft, stage: int, stages: int) -> SampledTrace:
-    """Return a trace with its place among those of its sample, and with the tokens that were inserted into it."""
+def place_stage(trace: SampledTrace, draft: Draft, stage: int, stages: int) -> SampledTrace:
+    """With its place among the traces of its sample, and with the inserted tokens."""
     inserted = [list(span) for span in draft.inserted]
     return replace(trace, sample=trace.sample * stages + stage, stage=stage, stages=stages, inserted=inserted)
 
@@ -99,13 +94,8 @@ BLANK_LINE = b"\n\n"
 
 
 def whole_paragraphs(pieces: Sequence[bytes]) -> int:
-    """Return the number of tokens up to the end of the last blank line: what follows is an unfinished paragraph.
-
-    A token that reaches beyond the blank line belongs to the unfinished paragraph. A text without a blank line is kept
-    whole.
-
-    Args:
-        pieces: [T] the bytes of each token of a thought that a limit has cut.
+    """The number of tokens up to the end of the last blank line: the rest is an unfinished paragraph, with a token that
+    reaches beyond the blank line. A text without a blank line is kept whole. ``pieces``: [T] bytes of each token.
     """
     text = b"".join(pieces)
     last = text.rfind(BLANK_LINE)
@@ -113,7 +103,7 @@ def whole_paragraphs(pieces: Sequence[bytes]) -> int:
 
 
 def paragraph_break(text: bytes) -> str:
-    """Return the newlines that a text lacks for another paragraph to begin."""
+    """Newlines that a text lacks for another paragraph to begin."""
     if not text or text.endswith(BLANK_LINE):
         return ""
     return "\n" if text.endswith(b"\n") else "\n\n"
@@ -121,26 +111,24 @@ def paragraph_break(text: bytes) -> str:
 
 @dataclass(frozen=True)
 class Thought:
-    """A thought that has ended, or that a limit has cut."""
+    """One that has ended, or that a limit has cut."""
 
     draft: Draft
-    """The thought without the closing tag."""
+    """Without the closing tag."""
     closed: Draft | None
-    """The thought with the closing tag that the model wrote; None where it wrote none."""
+    """With the closing tag that the model wrote; None where it wrote none."""
     ended: bool
     """Whether the model ended it; False where the limit cut it."""
 
 
 @dataclass(frozen=True)
 class Writer:
-    """Samples and inserts the parts of traces."""
-
     generator: Generator
-    """The client of the server that serves the policy."""
+    """Of the server with the policy."""
     prompter: Prompter
     cutter: TraceCutter
     settings: SamplingSettings
-    """How completions are sampled; ``max_tokens`` is the limit of one that is sampled in one request."""
+    """``max_tokens`` is the limit of a completion that is sampled in one request."""
 
     @property
     def plan(self) -> RolloutPlan:
@@ -148,18 +136,17 @@ class Writer:
         return self.cutter.plan
 
     def pieces(self, draft: Draft) -> list[bytes]:
-        """Return [T] the bytes of each token."""
+        """[T] the bytes of each token."""
         return self.cutter.tokens.pieces(draft.token_ids)
 
     async def complete(self, draft: Draft, seed: int, max_tokens: int) -> Draft:
-        """Sample to the end of the completion."""
-        return await self._sampled(draft, seed, msgspec.structs.replace(self.settings, max_tokens=max_tokens))
+        return await self._sample_draft(draft, seed, msgspec.structs.replace(self.settings, max_tokens=max_tokens))
 
     async def think(self, draft: Draft, seed: int, max_tokens: int) -> Thought:
         """Sample to the closing tag, to the end of the completion, or to the limit."""
         stops = {*self.settings.stop_token_ids, *self._closing_token}
         settings = msgspec.structs.replace(self.settings, max_tokens=max_tokens, stop_token_ids=tuple(sorted(stops)))
-        return self._thought(len(draft), await self._sampled(draft, seed, settings))
+        return self._thought(len(draft), await self._sample_draft(draft, seed, settings))
 
     @property
     def _closing_token(self) -> list[int]:
@@ -168,33 +155,34 @@ class Writer:
         return ids if len(ids) == 1 else []
 
     def _thought(self, before: int, draft: Draft) -> Thought:
-        """The thought in a draft whose tokens after the first ``before`` were sampled just now."""
+        """The tokens after the first ``before`` were sampled just now."""
         tag, pieces = self.plan.thought_end, self.pieces(draft)[before:]
         at = b"".join(pieces).find(tag)
         if at >= 0:
             closed = before + tokens_reaching(pieces, at + len(tag))
-            return Thought(draft.kept(before + tokens_within(pieces, at)), draft.kept(closed), ended=True)
+            return Thought(draft.keep_first(before + tokens_within(pieces, at)), draft.keep_first(closed), ended=True)
         if draft.completions[-1].finish_reason is FinishReason.STOP:
-            return Thought(draft.kept(len(draft) - 1), None, ended=True)
+            return Thought(draft.keep_first(len(draft) - 1), None, ended=True)
         return Thought(draft, None, ended=False)
 
     def settled(self, thought: Thought) -> Draft:
-        """Return a thought without the paragraph that the limit has cut."""
-        return thought.draft if thought.ended else thought.draft.kept(whole_paragraphs(self.pieces(thought.draft)))
+        """Without the paragraph that the limit has cut."""
+        return (
+            thought.draft if thought.ended else thought.draft.keep_first(whole_paragraphs(self.pieces(thought.draft)))
+        )
 
     def paragraph(self, draft: Draft, word: str) -> Draft:
         """Begin another paragraph of the thought with a word."""
         gap = paragraph_break(b"".join(self.pieces(draft)))
-        return draft.with_inserted([*(self.prompter.ids(gap) if gap else []), *self.prompter.ids(word)])
+        return draft.insert_tokens([*(self.prompter.ids(gap) if gap else []), *self.prompter.ids(word)])
 
     def insert(self, draft: Draft, text: str) -> Draft:
-        """Add a text that the model did not choose."""
-        return draft.with_inserted(self.prompter.ids(text))
+        return draft.insert_tokens(self.prompter.ids(text))
 
-    async def _sampled(self, draft: Draft, seed: int, settings: SamplingSettings) -> Draft:
+    async def _sample_draft(self, draft: Draft, seed: int, settings: SamplingSettings) -> Draft:
         request = Request(draft.all_ids, [seed], settings, family=draft.family)
         async for completion in self.generator.stream([request]):
-            draft = draft.sampled(completion)
+            draft = draft.add_completion(completion)
         return draft
 
     def trace(
@@ -207,17 +195,15 @@ class Writer:
         stage: int = 0,
         stages: int = 1,
     ) -> SampledTrace:
-        """Return a draft as a trace.
+        """A finished draft as a trace.
 
         Args:
-            group: of its problem.
-            sample: the number of its sample within the group.
-            draft: finished.
+            sample: its number within the group.
             boundaries: [k + 1] where values are asked for; None cuts the thought into episodes.
             stage: its number among the traces of the sample.
             stages: how many these are.
         """
         start = Start(draft.context_ids, 1, self.settings)
         trace = self.cutter.cut(group, start, sample, draft.completion())
-        placed = as_stage(trace, draft, stage, stages)
+        placed = place_stage(trace, draft, stage, stages)
         return placed if boundaries is None else replace(placed, boundaries=list(boundaries))

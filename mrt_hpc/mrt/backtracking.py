@@ -10,7 +10,7 @@ differ in the parts that the model is shown:
     no_full_rollout     the attempt only until the first step that clearly lost value, then the right continuation
 
 Each becomes a conversation (attempt, a sentence that names the step to go back to, revision) or a suffix (the revision,
-given the text before it). This module leaves out the sampling of attempts and rollouts.
+given the text before it).
 """
 
 from collections.abc import Sequence
@@ -24,16 +24,12 @@ from mrt_hpc.mrt.sft import ASSISTANT, USER, Conversation, Message, Suffix
 
 
 class Variant(StrEnum):
-    """The parts of attempt and revision that the model is shown."""
+    """The parts of attempt and revision that the model is shown, see above."""
 
     RESAMPLE = "resample"
-    """Start again from the beginning."""
     SHARED_PREFIX = "shared_prefix"
-    """Repeat the steps before the step to which the model goes back."""
     NO_SHARED_PREFIX = "no_shared_prefix"
-    """Continue from that step without repeating the steps before it."""
     NO_FULL_ROLLOUT = "no_full_rollout"
-    """Stop the attempt at the first step that clearly lost value."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ class Attempt:
     problem_id: str
     problem: str
     steps: Sequence[str]
-    """[k] the steps of the attempt."""
+    """[k]"""
     ending: str
     """The text after the last step; steps and ending joined are the attempt."""
     reward: float
@@ -61,7 +57,7 @@ class Attempt:
     """[k + 1] the rollouts from each prefix, the empty one first."""
 
     def values(self) -> NDArray[np.float64]:
-        """Return [k + 1] the share of right rollouts among those from each prefix.
+        """[k + 1] the share of right rollouts from each prefix.
 
         Raises:
             ValueError: a prefix has no rollout.
@@ -71,11 +67,11 @@ class Attempt:
         return np.array([np.mean([c.reward for c in rollouts]) for rollouts in self.continuations])
 
     def prefix(self, boundary: int) -> str:
-        """Return the text of the first ``boundary`` steps."""
+        """The text of the first ``boundary`` steps."""
         return "".join(self.steps[:boundary])
 
     def right_continuation(self, boundary: int) -> str | None:
-        """Return the first right rollout from a prefix that came to its end, None when there is none."""
+        """The first right rollout from a prefix that came to its end."""
         return next((c.text for c in self.continuations[boundary] if c.reward == 1.0 and c.whole), None)
 
 
@@ -92,7 +88,7 @@ class Revision:
 
 
 def best_boundary(values: NDArray[np.float64]) -> int:
-    """Return the j of the greatest value; of several the last, which keeps most of the attempt.
+    """The j of the greatest value; of several the last, which keeps most of the attempt.
 
     Source: paper, Section 6, and its experiments with backtracking.
     """
@@ -100,7 +96,7 @@ def best_boundary(values: NDArray[np.float64]) -> int:
 
 
 def first_loss(values: NDArray[np.float64], rollouts: Sequence[int], min_loss_sigmas: float) -> int:
-    """Return the boundary after the first step that lost more value than its noise explains; k when none did.
+    """The boundary after the first step that lost more value than its noise explains; k when none did.
 
     The standard error of the difference between the two values of a step is that of two shares of the same underlying
     probability, sqrt(p (1 - p) (1 / n + 1 / m)), p being the share of right ones among the n + m rollouts together.
@@ -121,12 +117,8 @@ def first_loss(values: NDArray[np.float64], rollouts: Sequence[int], min_loss_si
 
 
 def revise(attempt: Attempt, variant: Variant, *, min_loss_sigmas: float) -> Revision | None:
-    """Return the revision of an attempt; None where the attempt is right or no rollout shows a right continuation.
-
-    Args:
-        attempt: with its rollouts.
-        variant: the parts that are shown.
-        min_loss_sigmas: of ``no_full_rollout``, see :func:`first_loss`.
+    """The revision of an attempt; None where the attempt is right or no rollout shows a right continuation.
+    ``min_loss_sigmas``: see :func:`first_loss`.
 
     Source: paper, experiments with backtracking.
     """
@@ -151,12 +143,11 @@ def revise(attempt: Attempt, variant: Variant, *, min_loss_sigmas: float) -> Rev
     )
 
 
-def as_conversation(revision: Revision, backtrack: str, *, instruction: str, opening: str) -> Conversation:
-    """Return attempt and revision as two turns of the assistant, and between them the sentence about going back.
+def revision_conversation(revision: Revision, backtrack: str, *, instruction: str, opening: str) -> Conversation:
+    """Attempt and revision as two turns of the assistant, and between them the sentence about going back.
 
     Args:
-        revision: the revision to learn.
-        backtrack: the sentence between them; ``{step}`` stands for the number of steps kept.
+        backtrack: that sentence; ``{step}`` stands for the number of steps kept.
         instruction: follows the problem, as in the prompts that the attempt was sampled from.
         opening: begins each turn of the assistant, where those prompts had it already.
 
@@ -173,9 +164,9 @@ def as_conversation(revision: Revision, backtrack: str, *, instruction: str, ope
     )
 
 
-def as_suffix(revision: Revision, backtrack: str) -> Suffix:
-    """Return the revision as a suffix to learn. The context is problem, attempt and, as a separate paragraph, the
-    sentence between them.
+def revision_suffix(revision: Revision, backtrack: str) -> Suffix:
+    """The revision as a suffix to learn, after problem, attempt and, as a separate paragraph, the sentence between
+    them.
 
     Source: the authors' code.
     """

@@ -1,30 +1,51 @@
 r"""Segmentation of a trace into episodes (paper, Section 5 and its appendix).
 
-The rule: the thought is split at every two newlines into paragraphs; a new episode starts at a paragraph that begins
-with a reconsideration marker ("Wait", "Alternatively", ...), but never fewer than ``min_paragraphs`` paragraphs after
-the last boundary; at most ``max_cuts`` cuts; then every ``group_size`` consecutive steps merge into one episode, and
-the steps beyond ``max_episodes`` join the last one.
+The thought is split at every two newlines into paragraphs; a new episode starts at a paragraph that begins with a
+reconsideration marker ("Wait", "Alternatively", ...), but never fewer than ``min_paragraphs`` paragraphs after the last
+boundary; at most ``max_cuts`` cuts; then every ``group_size`` consecutive steps merge into one episode, and the steps
+beyond ``max_episodes`` join the last one.
 
-Progress is credited to tokens, so a boundary must be a token boundary. A cut that falls inside a token moves to that
-token's start: the marker stays whole, in the episode that it opens.
+A cut that falls inside a token moves to that token's start: the marker stays whole, in the episode that it opens.
 """
 
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-
-from mrt_hpc.recipe.sections import Episodes
+from typing import Protocol
 
 _BLANK_LINE = re.compile(rb"\n\n")
 
 
-def cut_episodes(pieces: Sequence[bytes], rule: Episodes) -> list[int]:
-    """Return the token boundaries of the episodes of a thought.
+class EpisodeRule(Protocol):
+    """The numbers of the rule above."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """A paragraph that begins with one of these may open an episode."""
+
+    @property
+    def min_paragraphs(self) -> int:
+        """Between two cuts."""
+
+    @property
+    def max_cuts(self) -> int:
+        """Of a trace."""
+
+    @property
+    def group_size(self) -> int:
+        """Consecutive steps that merge into one episode."""
+
+    @property
+    def max_episodes(self) -> int:
+        """Of a trace."""
+
+
+def cut_episodes(pieces: Sequence[bytes], rule: EpisodeRule) -> list[int]:
+    """The token boundaries of the episodes of a thought.
 
     Args:
         pieces: [T] the bytes of each token of the thought; joined they are its text.
-        rule: the segmentation rule.
 
     Returns:
         [k + 1] token offsets, strictly ascending from 0 to T, with 1 <= k <= ``rule.max_episodes``; ``[0]`` for an
@@ -40,12 +61,9 @@ def cut_episodes(pieces: Sequence[bytes], rule: Episodes) -> list[int]:
     return [0, *inner[: rule.max_episodes - 1], len(pieces)]
 
 
-def episode_starts(text: bytes, rule: Episodes) -> list[int]:
-    """Return the byte offsets at which a new step starts, the start of the text not among them.
-
-    Args:
-        text: the thought.
-        rule: the segmentation rule; only ``markers``, ``min_paragraphs`` and ``max_cuts`` are used here.
+def episode_starts(text: bytes, rule: EpisodeRule) -> list[int]:
+    """The byte offsets at which a new step starts, without the start of the text; only ``markers``, ``min_paragraphs``
+    and ``max_cuts`` of the rule count.
 
     Source: paper, Section 5, and its appendix on segmentation.
     """
@@ -63,7 +81,7 @@ def episode_starts(text: bytes, rule: Episodes) -> list[int]:
 
 
 def paragraph_starts(text: bytes) -> list[int]:
-    """Return the byte offsets of the paragraphs after the first, as ``text.split("\\n\\n")`` makes them.
+    """The byte offsets of the paragraphs after the first, as ``text.split("\\n\\n")`` makes them.
 
     Four newlines have an empty paragraph between them, which counts; after three the paragraph begins with a newline; a
     line of spaces separates nothing. An empty paragraph at the end of the text is left out.

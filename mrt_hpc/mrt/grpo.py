@@ -1,32 +1,23 @@
-"""GRPO: the outcome reward, compared within the group of a problem, and the comparison with the others of a group.
-
-This module computes only the advantage. The clipped objective, which all algorithms share, is part of the trainer.
-"""
+"""GRPO: the advantage of the outcome reward, compared within the group of a problem."""
 
 from collections.abc import Hashable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mrt_hpc.run.records import Rollout
-
 STD_FLOOR = 1e-6
-"""A number added to a group's standard deviation, so that a group of equal rewards gives zero, not a division by zero.
-"""
+"""Added to a group's standard deviation, so that a group of equal rewards gives zero, not a division by zero."""
 
 
 def outcome_advantages(
     rewards: NDArray[np.float64], groups: Sequence[Hashable], *, divide_by_std: bool
 ) -> NDArray[np.float64]:
-    """Return A_i = r_i - mean of its group, optionally divided by the group's standard deviation.
+    """[B] A_i = r_i - mean of its group, optionally divided by the group's standard deviation.
 
     Args:
         rewards: [B] r(x, z) of each rollout.
         groups: [B] the problem of each rollout.
         divide_by_std: False is Dr. GRPO's form, which does not favour problems with little spread.
-
-    Returns:
-        [B] one advantage per rollout, for all of its tokens.
 
     Source: Shao et al. (2024); Liu et al. (2025) for Dr. GRPO.
     """
@@ -40,30 +31,21 @@ def outcome_advantages(
 
 
 def outcome_token_advantages(
-    rollouts: Sequence[Rollout], rewards: Sequence[float] | None = None, *, divide_by_std: bool
+    rewards: NDArray[np.float64], groups: Sequence[Hashable], lengths: Sequence[int], *, divide_by_std: bool
 ) -> list[NDArray[np.float64]]:
-    """Return the advantages of the tokens: B arrays [T_i], each constant over its trace.
+    """The advantages of the tokens: B arrays [T_i], each constant over its trace.
 
     Args:
-        rollouts: [B] the batch.
-        rewards: [B] that replace the rollouts' own.
-        divide_by_std: see :func:`outcome_advantages`.
+        lengths: [B] T_i; the others as in :func:`outcome_advantages`.
 
     Source: Shao et al. (2024).
     """
-    paid = np.array([r.reward for r in rollouts] if rewards is None else rewards, dtype=np.float64)
-    outcome = outcome_advantages(paid, [r.problem_id for r in rollouts], divide_by_std=divide_by_std)
-    return [np.full(r.tokens, a) for a, r in zip(outcome, rollouts, strict=True)]
+    outcome = outcome_advantages(rewards, groups, divide_by_std=divide_by_std)
+    return [np.full(length, a) for a, length in zip(outcome, lengths, strict=True)]
 
 
 def leave_one_out(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return A_i = r_i - mean of the others, which does not depend on what i did; a group of one gives 0.
-
-    Args:
-        rewards: [n] of one group.
-
-    Returns:
-        [n]
+    """[n] A_i = r_i - mean of the others in one group, which does not depend on what i did; a group of one gives 0.
 
     Source: Kool et al. (2019); Ahmadian et al. (2024), who call it RLOO.
     """
@@ -74,7 +56,7 @@ def leave_one_out(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def group_members(groups: Sequence[Hashable]) -> list[list[int]]:
-    """Return the indices of each group, groups in order of first appearance.
+    """The indices of each group, groups in order of first appearance.
 
     Source: Shao et al. (2024), who compare within groups.
     """

@@ -1,7 +1,7 @@
 """A length penalty on the outcome reward: a baseline of the paper that rewards short traces, not steady progress.
 
 In the form of Arora and Zanette ("Training Language Models to Reason Efficiently"): only right answers are penalised,
-and a length is compared with those of the problem's other right answers, so that hard problems may take longer:
+and compared in length with the problem's other right answers, so that hard problems may take longer:
 
     r'(x, z) = r(x, z) (1 - coefficient * sigmoid((|z| - mean) / std))
 """
@@ -17,7 +17,9 @@ from mrt_hpc.mrt.grpo import group_members
 def penalised_rewards(
     rewards: NDArray[np.float64], lengths: NDArray[np.float64], groups: Sequence[Hashable], *, coefficient: float
 ) -> NDArray[np.float64]:
-    """Return the outcome rewards less the penalty.
+    """[B] the outcome rewards less the penalty, in [0, 1].
+
+    A problem with one right answer, or right answers of one length, loses coefficient / 2.
 
     Args:
         rewards: [B] r(x, z) of each rollout.
@@ -25,20 +27,17 @@ def penalised_rewards(
         groups: [B] the problem of each rollout.
         coefficient: in [0, 1); the share of its reward that an endless right answer loses.
 
-    Returns:
-        [B] in [0, 1]. A problem with one right answer, or right answers of one length, loses coefficient / 2.
-
     Source: Arora and Zanette (2025); a baseline in the paper's experiments.
     """
     penalised = rewards.astype(np.float64)
     for members in group_members(groups):
         correct = [i for i in members if rewards[i] > 0]
         if correct:
-            penalised[correct] *= 1.0 - coefficient * _sigmoid(_standardised(lengths[correct]))
+            penalised[correct] *= 1.0 - coefficient * _sigmoid(_standardise(lengths[correct]))
     return penalised
 
 
-def _standardised(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
+def _standardise(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
     spread = lengths.std()
     return np.zeros(len(lengths)) if spread == 0.0 else (lengths - lengths.mean()) / spread
 

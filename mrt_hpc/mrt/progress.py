@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def progress(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the progress of each episode: [k] V_{j+1} - V_j from the [k + 1] values of the boundaries.
+    """[k] V_{j+1} - V_j of each episode, from the [k + 1] values of the boundaries.
 
     Source: paper, Definition 6.1.
     """
@@ -19,13 +19,8 @@ ROUNDING = 1e-9
 
 
 def normalise(progress_by_rollout: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-    """Centre and scale progress over all episodes of a batch to mean 0 and standard deviation 1.
-
-    Args:
-        progress_by_rollout: B arrays of [k_i] progress values.
-
-    Returns:
-        The same shapes. A batch without spread gives zeros, as it holds no signal.
+    """Centre and scale progress, B arrays [k_i], over all episodes of a batch to mean 0 and standard deviation 1. A
+    batch without spread gives zeros, as it holds no signal.
 
     Source: not in the paper.
     """
@@ -38,16 +33,15 @@ def normalise(progress_by_rollout: Sequence[NDArray[np.float64]]) -> list[NDArra
     return [(p - everything.mean()) / spread for p in progress_by_rollout]
 
 
-def per_token(episode_values: NDArray[np.float64], boundaries: Sequence[int], tokens: int) -> NDArray[np.float64]:
-    """Spread one number per episode over that episode's tokens.
+def spread_over_tokens(
+    episode_values: NDArray[np.float64], boundaries: Sequence[int], tokens: int
+) -> NDArray[np.float64]:
+    """[T] one number per episode spread over that episode's tokens.
 
     Args:
         episode_values: [k].
         boundaries: [k + 1] token offsets.
-        tokens: T, all sampled tokens; those after the last boundary (``</think>`` and the answer) get 0.
-
-    Returns:
-        [T].
+        tokens: T; those after the last boundary (``</think>`` and the answer) get 0.
 
     Raises:
         ValueError: the lengths do not match.

@@ -1,12 +1,12 @@
 """Normalised regret: the distance of a trace from an oracle that is right from the start (paper, Sections 4 and 8.5.1).
 
-For one trace, the area under its values against its tokens from (0, 0) to a budget C, by trapezoids, with linear
-interpolation at C, or the last value held to C where the trace ends earlier; divided by C. Regret is 1 less the mean of
-that over the traces of a problem, then over problems. V_0, the value of the empty prefix, also belongs to token 0:
-where it is known, the area begins there.
+For one trace: the area under its values against its tokens from (0, 0) to a budget C, by trapezoids, interpolated at C,
+or with the last value held to C where the trace ends earlier; divided by C. Regret is 1 less its mean over the traces
+of a problem, then over problems. Where V_0, the value of the empty prefix, is known, the area begins with it at token
+0.
 
-The tokens of a boundary are the sampled tokens before it; or, as the authors count, all tokens of an answer there:
-prompt, prefix, the prover's text and the answer (``tokens_at`` in :mod:`mrt_hpc.analysis.problem_measures`).
+The tokens of a boundary are the sampled tokens before it; or, as the authors count, prompt, prefix, the prover's text
+and the answer there (``tokens_at`` in :mod:`mrt_hpc.analysis.problem_measures`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,12 @@ from mrt_hpc.mrt.progress import ROUNDING
 
 
 def area_under_values(tokens: NDArray[np.float64], values: NDArray[np.float64], budget: float) -> float:
-    """Return the mean value of a trace over the budget.
+    """The mean value of a trace over the budget, in [0, 1].
 
     Args:
-        tokens: [k + 1] tokens before each boundary, ascending.
+        tokens: [k + 1] before each boundary, ascending.
         values: [k + 1] V_0 .. V_k.
         budget: C, in tokens.
-
-    Returns:
-        In [0, 1].
 
     Raises:
         ValueError: the lengths differ, or the budget is not positive.
@@ -47,22 +44,18 @@ def area_under_values(tokens: NDArray[np.float64], values: NDArray[np.float64], 
 
 @dataclass(frozen=True)
 class TraceCurve:
-    """The values of a trace by token, from which regret is computed."""
+    """The values of a trace by token."""
 
     tokens: NDArray[np.float64]
-    """[k + 1] the tokens of each boundary, ascending."""
+    """[k + 1] of each boundary, ascending."""
     values: NDArray[np.float64]
     """[k + 1] V_0 .. V_k."""
 
 
-def joined(curve: TraceCurve, extensions: TraceCurve) -> TraceCurve:
-    """Return the values of a trace, and after them those of its extensions past the budget, as one curve.
+def join_curves(curve: TraceCurve, extensions: TraceCurve) -> TraceCurve:
+    """The values of a trace, and after them those of its extensions past the budget, as one curve.
 
     An extension with fewer tokens than the boundary before it counts no fewer, so that the area has a base.
-
-    Args:
-        curve: the values of the trace up to its end.
-        extensions: the values of the same trace after its extensions.
 
     Source: paper, Section 8.5.1 (Figures 9 and 12), and the authors' code (regret.ipynb, areas by extrapolation).
     """
@@ -71,31 +64,20 @@ def joined(curve: TraceCurve, extensions: TraceCurve) -> TraceCurve:
 
 
 def area_of_episodes(curve: TraceCurve, episodes: int, budget: float) -> float:
-    """Return the area of a trace that is stopped after its first episodes, with the value held that it has there.
-
-    Divided by the area of the whole trace it says how much of the success comes from these episodes.
-
-    Args:
-        curve: the values of the trace.
-        episodes: j, the number of episodes that are kept; a trace with fewer is kept whole.
-        budget: C, in tokens.
+    """The area of a trace stopped after its first ``episodes`` j, with its value there held. Divided by the area of the
+    whole trace: how much of the success comes from these episodes.
 
     Raises:
         ValueError: the lengths of the curve differ, or the budget is not positive.
 
-    Source: the project's own. What the paper's Appendix E shows by the number of episodes is another quantity, see
-    :func:`regret_against_voting`.
+    Source: the project's own. The paper's Appendix E shows another quantity, see :func:`regret_against_voting`.
     """
     kept = slice(0, episodes + 1)
     return area_under_values(curve.tokens[kept], curve.values[kept], budget)
 
 
 def regret_by_problem(traces: Mapping[str, Sequence[TraceCurve]], budget: float) -> dict[str, float]:
-    """Return 1 less the mean area of each problem's traces; normalised regret is the mean over problems.
-
-    Args:
-        traces: by problem.
-        budget: C, in tokens.
+    """1 less the mean area of each problem's traces; normalised regret is the mean over problems.
 
     Raises:
         ValueError: a problem has no trace.
@@ -117,18 +99,17 @@ _ANSWERS = (1.0, 2.0, 4.0, 6.0)
 
 
 def regret_against_voting(votes: NDArray[np.float64], episodes: int) -> float | None:
-    """Return what thinking on loses to the better of thinking on and of voting, over the first episodes of a trace.
+    """The loss of thinking on to the better of thinking on and of voting, over the first b episodes of a trace, in [0,
+    1].
 
     From boundary i, one more episode is taken to cost as much as 6 answers, and to raise the accuracy evenly from
-    [maj@1]_i to [maj@1]_(i+1). A vote at boundary i is [maj@p]_i. The better of both, point by point, is the optimum;
-    the area between it and thinking on, summed over i, is divided by the area below it.
+    [maj@1]_i to [maj@1]_(i+1). A vote at boundary i is [maj@p]_i. The area between the better of both, point by point,
+    and thinking on, summed over i, is divided by the area below the better. None where that is 0, and for a trace
+    without an episode.
 
     Args:
         votes: [k + 1, 4] of each boundary, [maj@p]_j for p = 1, 2, 4 and 8.
-        episodes: b, the number of episodes that count; a trace with fewer has all of its episodes.
-
-    Returns:
-        In [0, 1]; None where the area below the optimum is 0, and for a trace without an episode.
+        episodes: b; a trace with fewer has all of its episodes.
 
     Source: paper, Appendix E, and the authors' code (regret_additional.ipynb).
     """
@@ -145,20 +126,17 @@ def regret_against_voting(votes: NDArray[np.float64], episodes: int) -> float | 
 def reward_within(
     allowed: NDArray[np.float64], tokens: float, reward: float, curve: TraceCurve | None
 ) -> NDArray[np.float64]:
-    """Return the expected reward of one trace when it is stopped after a number of tokens.
+    """[C] the expected reward, in [0, 1], of one trace when it is stopped after a number of tokens.
 
     A trace that has ended by then has its reward. Before that, an answer is forced early enough to fit: its expected
-    reward is the value of the prefix, interpolated between the boundaries and held after the last one. Where not even
-    an answer at the first boundary fits, and without values, a trace that has not ended counts as wrong.
+    reward is the value of the prefix, interpolated between boundaries and held after the last one. Where not even an
+    answer at the first boundary fits, and without values, it counts as wrong.
 
     Args:
-        allowed: [C] the numbers of tokens.
+        allowed: [C] tokens.
         tokens: of the whole trace with its answer.
         reward: of its own answer.
         curve: its values by the tokens of an answer at each boundary; None where its prefixes were not valued.
-
-    Returns:
-        [C] in [0, 1].
 
     Source: paper, Section 5 (token efficiency).
     """
@@ -167,15 +145,12 @@ def reward_within(
 
 
 def first_reached(allowed: NDArray[np.float64], accuracy: NDArray[np.float64], level: float) -> NDArray[np.float64]:
-    """Return the tokens at which each curve first reaches a level, by linear interpolation between its points.
+    """[N] tokens at which each curve first reaches a level, linear between its points; infinity for one that stays
+    below.
 
     Args:
         allowed: [C] tokens, ascending.
         accuracy: [N, C] one curve a row.
-        level: the accuracy asked for.
-
-    Returns:
-        [N] tokens; infinity for a curve that stays below the level.
 
     Source: paper, Section 5 (tokens to a given accuracy).
     """

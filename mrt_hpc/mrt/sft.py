@@ -1,7 +1,7 @@
 """Supervised samples: whole conversations, or a suffix given a prefix that another model wrote (paper, backtracking).
 
 The learnt tokens are marked by position, never by tokens added to the vocabulary: a sample becomes token ids and one
-truth value per token. Chat template and tokenizer are arguments.
+truth value per token.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +18,13 @@ class Message:
     """One turn."""
 
     role: str
-    """The role of the turn: ``user``, ``assistant`` or another that the chat template knows."""
+    """``user``, ``assistant`` or another that the chat template knows."""
     content: str
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation, of which every turn of the assistant is learnt."""
+    """Every turn of the assistant is learnt."""
 
     id: str
     messages: tuple[Message, ...]
@@ -32,46 +32,43 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Suffix:
-    """A sample of which only the suffix is learnt."""
+    """Only the suffix is learnt."""
 
     id: str
     problem: str
     prefix: str
-    """The text before the suffix, written by another model or an earlier version."""
+    """Written by another model or an earlier version."""
     suffix: str
 
 
 @dataclass(frozen=True)
 class MaskedTokens:
-    """A sample as tokens."""
-
     id: str
     token_ids: list[int]
-    """[T] all token ids, the prompt included."""
+    """[T] with the prompt."""
     learnt: NDArray[np.bool_]
     """[T] whether each token is learnt."""
 
     @property
     def first_learnt(self) -> int:
-        """The index of the first learnt token; T when none is learnt."""
+        """T when none is learnt."""
         positions = np.flatnonzero(self.learnt)
         return int(positions[0]) if positions.size else len(self.token_ids)
 
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """The conversion of conversations to tokens: a chat template and a tokenizer."""
+    """A chat template and a tokenizer."""
 
     render: Callable[[Sequence[Message], bool], str]
-    """Returns the text of messages; if the second argument is true, with the opening of the assistant's next turn."""
+    """The text of messages; if the second argument is true, with the opening of the assistant's next turn."""
     encode: Callable[[str], list[int]]
-    """Returns the token ids of a stretch of text."""
     end: str
-    """The text that ends a turn of the assistant; nothing after it is learnt."""
+    """Ends a turn of the assistant; nothing after it is learnt."""
 
 
 def mask_conversation(conversation: Conversation, form: ChatFormat) -> MaskedTokens:
-    """Return the tokens of a conversation, with those of the assistant's turns learnt.
+    """The tokens of a conversation, with those of the assistant's turns learnt.
 
     Learnt stretches and those between them are tokenized separately, as a prompt and its answer are when sampled.
 
@@ -93,19 +90,19 @@ def mask_conversation(conversation: Conversation, form: ChatFormat) -> MaskedTok
 
 
 def _stretches(conversation: Conversation, form: ChatFormat) -> Iterator[tuple[str, bool]]:
-    """Return the text of a conversation in stretches, each learnt or not."""
+    """The text of a conversation in stretches, each learnt or not."""
     messages = conversation.messages
     whole, done = form.render(messages, False), 0
     for index, message in enumerate(messages):
         if message.role == ASSISTANT:
             start, end = form.render(messages[:index], True), form.render(messages[: index + 1], False)
-            if not (whole.startswith(start) and whole.startswith(end) and done <= len(start) <= len(end)):
+            last = end.rfind(form.end, len(start)) if form.end else -1
+            stop = last + len(form.end) if last >= 0 else len(end)  # some templates write more behind the last turn
+            if not (whole.startswith(start) and whole.startswith(end[:stop]) and done <= len(start) <= stop):
                 raise ValueError(
                     f"conversation {conversation.id}: the chat template writes turn {index} differently when more "
                     "turns follow, or its opening of the turn differs from the beginning of the turn"
                 )
-            last = whole.rfind(form.end, len(start), len(end)) if form.end else -1
-            stop = last + len(form.end) if last >= 0 else len(end)
             yield whole[done : len(start)], False
             yield whole[len(start) : stop], True
             done = stop
@@ -113,13 +110,7 @@ def _stretches(conversation: Conversation, form: ChatFormat) -> Iterator[tuple[s
 
 
 def mask_suffix(sample_id: str, prompt: Sequence[int], prefix: Sequence[int], suffix: Sequence[int]) -> MaskedTokens:
-    """Return prompt and prefix as context, followed by the suffix, which is learnt.
-
-    Args:
-        sample_id: the id of the sample.
-        prompt: token ids of the problem.
-        prefix: token ids of the text that another model wrote.
-        suffix: token ids of the learnt text, with the end of the turn.
+    """Prompt and prefix as context, followed by the suffix, which is learnt and holds the end of the turn.
 
     Raises:
         ValueError: the suffix is empty.

@@ -1,7 +1,5 @@
-"""STaR: of the traces sampled by the base policy, learn those that are right (Zelikman et al.; paper, Section 6);
-and MRT by filtered likelihood, which learns those of them whose episodes make progress.
-
-The likelihood objective is part of the trainer.
+"""STaR: of the traces sampled by the base policy, learn those that are right (Zelikman et al.; paper, Section 6); and
+MRT by filtered likelihood, which learns those of them whose episodes make progress.
 """
 
 from collections.abc import Sequence
@@ -14,14 +12,10 @@ from mrt_hpc.mrt.progress import progress
 
 
 def select_correct(rewards: Sequence[float], *, keep: int | None = None) -> list[int]:
-    """Return the indices of the traces of one problem to learn.
+    """The ascending indices of the traces of one problem to learn, the first ``keep``; None keeps all.
 
     Args:
         rewards: [K] of its traces.
-        keep: the maximum number of traces, the first ones; None keeps all.
-
-    Returns:
-        Their indices, ascending.
 
     Source: Zelikman et al. (2022); paper, Section 6.
     """
@@ -40,7 +34,7 @@ class Selected:
     """A trace to learn."""
 
     index: int
-    """The index among the problem's traces."""
+    """Among the problem's traces."""
     boundary: int
     """The end of the learnt episodes; k learns the whole trace, with its own ending."""
 
@@ -48,16 +42,13 @@ class Selected:
 def select_progressing(
     rewards: Sequence[float], values: Sequence[NDArray[np.float64]], *, threshold: float
 ) -> list[Selected]:
-    """Return which of one problem's traces to learn, and up to which boundary.
+    """Which of one problem's traces to learn, and up to which boundary: greatest total positive progress first.
 
     Args:
         rewards: [K] of its traces.
-        values: K arrays [k_i + 1] of the values at their boundaries.
-        threshold: a trace with an episode whose progress lies below it is dropped, as is one without any progress; both
-            are looked for in what is learnt, that is before the cut.
-
-    Returns:
-        The selected traces, greatest total positive progress first; ties in order of index.
+        values: K arrays [k_i + 1] at their boundaries.
+        threshold: a trace with an episode of less progress before the cut is dropped, as is one without any progress
+            there.
 
     Source: paper, Section 6, Figure 6 (left).
     """
@@ -68,7 +59,7 @@ def select_progressing(
 
 
 def first_peak(values: NDArray[np.float64]) -> int:
-    """Return the boundary at which a trace's value first reaches its maximum.
+    """The boundary at which a trace's value first reaches its maximum.
 
     Source: paper, Section 6, Figure 6 (left).
     """
@@ -76,7 +67,7 @@ def first_peak(values: NDArray[np.float64]) -> int:
 
 
 def positive(gains: NDArray[np.float64]) -> float:
-    """Return the total positive progress.
+    """The total positive progress.
 
     Source: paper, Section 6.
     """

@@ -2,7 +2,7 @@
 
 V_j = J_r(mu(. | x, c_j)). The authors take the mean reward of G branches; its standard error is sqrt(V (1 - V) / G), up
 to 0.25 at G = 4, hence up to 0.35 for the difference of two values, where true progress is of the order of 0.1. The
-other estimators here use the same tokens more efficiently:
+other estimators use the same tokens more efficiently:
 
     monte_carlo     the mean reward of the branches                                   unbiased
     likelihood      the probability of answers known beforehand, without any branch   exact for what it measures
@@ -10,7 +10,7 @@ other estimators here use the same tokens more efficiently:
     look_ahead      branches, each corrected by the alternatives of its tokens        unbiased, small variance
     majority        whether the vote of p branches is right                           estimates maj@p, not V
 
-Each works on one prefix and does not depend on tokens; :mod:`mrt_hpc.inference` samples the branches.
+Each works on one prefix, whatever its tokens; :mod:`mrt_hpc.inference` samples the branches.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,23 +22,21 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimated value."""
-
     value: float
     variance: float
-    """The variance over repeated draws of the branches; NaN where a single branch gives no estimate of it."""
+    """Over repeated draws of the branches; NaN where a single branch gives no estimate of it."""
     terms: tuple[float, ...] = ()
-    """[G] the term of each branch, in their order: the value is their mean plus the part that is exact."""
+    """[G] the term of each branch, in their order: the value is their mean plus the exact part."""
 
 
 @dataclass(frozen=True)
 class KnownAnswer:
-    """An answer fixed before the branches were drawn, with its probability under mu."""
+    """An answer fixed before the branches were drawn."""
 
     probability: float
-    """p(a), the probability of exactly this sequence of tokens, including its end."""
+    """p(a) under mu, of exactly this sequence of tokens, including its end."""
     reward: float
-    """r(a), its reward."""
+    """r(a)."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +44,14 @@ class Vote:
     """One branch of a majority."""
 
     answer: str | None
-    """The answer; equal answers vote together, None votes for nothing."""
+    """Equal answers vote together, None votes for nothing."""
     reward: float
     weight: float
     """The mean probability of its tokens."""
 
 
 def monte_carlo(rewards: Sequence[float]) -> Estimate:
-    """Estimate V as the mean reward of G branches.
+    """V as the mean reward of G branches.
 
     Args:
         rewards: [G]
@@ -65,11 +63,11 @@ def monte_carlo(rewards: Sequence[float]) -> Estimate:
     """
     if not rewards:
         raise ValueError("a value needs at least one branch")
-    return _of_terms(rewards)
+    return _mean_estimate(rewards)
 
 
 def likelihood(known: Iterable[KnownAnswer]) -> Estimate:
-    """Compute V as the probability that mu gives to the right ones among the answers known beforehand.
+    """V as the probability that mu gives to the right ones among the answers known beforehand.
 
     A lower bound of mu's success: right answers written in other ways are left out.
 
@@ -79,7 +77,7 @@ def likelihood(known: Iterable[KnownAnswer]) -> Estimate:
 
 
 def rao_blackwell(known: Sequence[KnownAnswer], unknown_rewards: Sequence[float | None], baseline: float) -> Estimate:
-    """Estimate V, exactly for the set S of known answers and by branches for the rest of the mass.
+    """V, exactly for the set S of known answers and by branches for the rest of the mass.
 
         V = sum_{a in S} p(a) r(a) + b (1 - p(S)) + mean over branches of 1[a not in S] (r(a) - b)
 
@@ -104,11 +102,11 @@ def rao_blackwell(known: Sequence[KnownAnswer], unknown_rewards: Sequence[float 
             )
         return Estimate(exact, 0.0)
     terms = [0.0 if r is None else r - baseline for r in unknown_rewards]
-    return _of_terms(terms, exact)
+    return _mean_estimate(terms, exact)
 
 
 NEGLIGIBLE_MASS = 1e-3
-"""The maximum mass outside S that needs no branch; it is also the largest bias that this can cause."""
+"""The most mass outside S that needs no branch; also the largest bias that this can cause."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ class BranchStep:
     """One token of a branch, with the candidates that look-ahead examined."""
 
     probabilities: NDArray[np.float64]
-    """[C] the probabilities of the examined candidates; their sum may be below 1."""
+    """[C] of the examined candidates; their sum may be below 1."""
     forecasts: NDArray[np.float64]
     """[C] h, the forecast reward of each candidate, fixed before the token was drawn."""
     taken: int | None
@@ -124,11 +122,11 @@ class BranchStep:
 
 
 def look_ahead(steps: Sequence[BranchStep]) -> float:
-    """Return the correction of a branch's reward by look-ahead: the sum over its tokens of E[h] - h(token drawn).
+    """The correction of a branch's reward: the sum over its tokens of E[h] - h(token drawn).
 
-    Each term has mean zero given what came before, whatever h is, so the mean of r + this over branches is an unbiased
-    V. The better h predicts the reward, the smaller the variance: with the right forecast at the token that
-    decides, the drawn reward is replaced by its exact expectation there (a control variate along the branch).
+    Each term has mean zero given the tokens before it, whatever h is, so the mean of r + this over branches is an
+    unbiased V. The better h predicts the reward, the smaller the variance: with the right forecast at the deciding
+    token, the drawn reward is replaced by its exact expectation there.
 
     Source: not in the paper (a control variate along the branch).
     """
@@ -136,9 +134,8 @@ def look_ahead(steps: Sequence[BranchStep]) -> float:
 
 
 def majority(votes: Sequence[Vote]) -> Estimate:
-    """Compute maj@p: the reward of the answer with the greatest weight; tied answers share.
-
-    A tie between right and wrong counts one half, as in the authors' code.
+    """maj@p: the reward of the answer with the greatest weight; tied answers share. A tie between right and wrong
+    counts one half, as in the authors' code.
 
     Args:
         votes: [p] the branches.
@@ -164,14 +161,11 @@ def majority(votes: Sequence[Vote]) -> Estimate:
 
 
 def variance_of_progress(before: Estimate, after: Estimate) -> float:
-    """Return the variance of the difference ``after`` - ``before`` over repeated draws of their branches.
+    """The variance of the difference ``after`` - ``before`` over repeated draws of their branches.
 
-    Branches with the same index in both may share their random numbers; the common part of their noise cancels. This
-    variance thus shows the effect of a planner or of common random numbers; for independent draws it is the sum of the
-    two variances.
-
-    Returns:
-        An unbiased estimate, so it may be negative for one pair of values; NaN where one of the variances is NaN.
+    Branches with the same index may share their random numbers, and the common part of their noise cancels; for
+    independent draws it is the sum of the two variances. An unbiased estimate, so it may be negative for one pair; NaN
+    where one of the variances is.
 
     Source: not in the paper.
     """
@@ -184,8 +178,7 @@ def variance_of_progress(before: Estimate, after: Estimate) -> float:
     return before.variance + after.variance - 2.0 * shared
 
 
-def _of_terms(terms: Sequence[float], exact: float = 0.0) -> Estimate:
-    """Return the estimate from the terms of branches, added to the part that is exact."""
+def _mean_estimate(terms: Sequence[float], exact: float = 0.0) -> Estimate:
     count = len(terms)
     variance = float(np.var(terms, ddof=1) / count) if count > 1 else float("nan")
     return Estimate(exact + float(np.mean(terms)), variance, tuple(terms))

@@ -1,9 +1,8 @@
-"""The chance that a vote of k answers is right, exactly, from n answers of which every k are equally likely to vote.
+"""The exact chance that a vote of k answers is right, from n answers of which every k are equally likely to vote: maj@k
+of complete samples, and [maj@p]_j of answers forced at a prefix.
 
-It gives maj@k of the complete samples of a problem, and [maj@p]_j of the answers that are forced at a prefix. Right
-answers are one class, since all of them equal the gold answer (or one of a problem's several gold answers, which count
-as the same answer). Wrong answers are classed by their text after a cleanup, or by what the caller gives. A text
-without an answer has no vote. Classes with the same number of votes share the win.
+Right answers are one class, since all equal a gold answer. Wrong answers are classed by their text after a cleanup, or
+as the caller says. A text without an answer has no vote. Classes with the same number of votes share the win.
 """
 
 import re
@@ -25,7 +24,7 @@ FloatArray = NDArray[np.float64]
 RIGHT = 1.0
 """The reward of a right answer."""
 RULE = "votes: right answers are one class, wrong ones are classed by their text after a cleanup"
-"""The classes of a vote in words, for whatever shows its result."""
+"""The classes of a vote in words."""
 
 Representative = Callable[[str], str]
 """Gives for a wrong answer the answer that stands for its class."""
@@ -35,8 +34,8 @@ _FRACTION = re.compile(r"\\[dt]frac(?![a-zA-Z])")
 
 
 def cleaned_answer(answer: str) -> str:
-    """The text of an answer without white space, dollar signs, spacing commands, a final point, and the commands
-    ``\\left`` and ``\\right``; ``\\dfrac`` and ``\\tfrac`` become ``\\frac``. Capital letters stay.
+    """An answer without white space, dollar signs, spacing commands, a final point, ``\\left`` and ``\\right``;
+    ``\\dfrac`` and ``\\tfrac`` become ``\\frac``. Capital letters stay.
 
     Source: the project's own rule; the paper's votes compare texts.
     """
@@ -45,13 +44,11 @@ def cleaned_answer(answer: str) -> str:
 
 @dataclass(frozen=True)
 class AnswerCounts:
-    """The number of answers to one problem, by what they say."""
-
     right: int
     wrong: tuple[int, ...] = ()
-    """The counts by class, the most frequent first."""
+    """By class, the most frequent first."""
     none: int = 0
-    """The texts without an answer."""
+    """Texts without an answer."""
 
     @property
     def total(self) -> int:
@@ -60,12 +57,7 @@ class AnswerCounts:
 
     @classmethod
     def of(cls, answers: Iterable[tuple[str | None, float]], representative: Representative = cleaned_answer) -> Self:
-        """Count the answers to one problem.
-
-        Args:
-            answers: each with its reward; None for a text without an answer.
-            representative: of a wrong answer.
-        """
+        """``answers`` to one problem, each with its reward."""
         right, none, wrong = 0, 0, Counter[str]()
         for answer, reward in answers:
             if reward >= RIGHT:
@@ -79,19 +71,17 @@ class AnswerCounts:
 
 @lru_cache(maxsize=1 << 16)
 def majority_at_k(counts: AnswerCounts, k: int) -> float:
-    """Return the chance that the right answer wins the vote of k of the n answers, drawn without replacement.
+    """The chance that the right answer wins the vote of k of the n answers, drawn without replacement; unbiased for k
+    new answers.
 
-    This is exact. The number of drawn answers of each class is taken as binomial with the same chance, given that all
-    of them together are k: that is the law of a draw without replacement, whatever the chance is, in numbers that
-    cannot overflow. The sum goes over the votes v for the right answer, and over the number t of wrong classes with as
-    many votes, each of which leaves the right answer a share of 1 / (1 + t).
+    The number of drawn answers of each class is taken as binomial with the same chance, given that all of them together
+    are k: that is the law of a draw without replacement, whatever the chance is, in numbers that cannot overflow. The
+    sum goes over the votes v for the right answer, and over the number t of wrong classes with as many votes, each of
+    which leaves the right answer a share of 1 / (1 + t).
 
     Args:
         counts: of the n answers.
         k: the voters.
-
-    Returns:
-        In [0, 1]; unbiased for the chance that k new answers would give.
 
     Raises:
         ValueError: k exceeds n, or is below 1.
@@ -108,11 +98,11 @@ def majority_at_k(counts: AnswerCounts, k: int) -> float:
 
 
 MOST_DRAWS = 1000
-"""The most draws of k of the n answers of which a weighted vote is the mean."""
+"""Of k of the n answers in a weighted vote."""
 
 
 def weighted_majority_at_k(votes: Sequence[Vote], k: int) -> float:
-    """Return the chance that the right answer wins the weighted vote of k of the n answers, drawn without replacement.
+    """The chance that the right answer wins the weighted vote of k of the n answers, drawn without replacement.
 
     It is the mean over all draws, where :func:`mrt_hpc.mrt.values.majority` decides each: ties count one half.
 
@@ -131,7 +121,7 @@ def weighted_majority_at_k(votes: Sequence[Vote], k: int) -> float:
 
 
 def _chances(size: int, most: int, chance: float) -> FloatArray:
-    """[most + 1] the binomial chance that 0, 1 .. of so many answers are drawn."""
+    """[most + 1] the binomial chance that 0, 1 .. of ``size`` answers are drawn."""
     chances = np.zeros(most + 1)
     for drawn in range(min(size, most) + 1):
         chances[drawn] = exp(log(comb(size, drawn)) + drawn * log(chance) + (size - drawn) * log1p(-chance))
@@ -139,24 +129,19 @@ def _chances(size: int, most: int, chance: float) -> FloatArray:
 
 
 def _share(classes: Sequence[FloatArray], none: FloatArray, votes: int, k: int) -> float:
-    """The expected share of the right answer with so many votes, over all draws of the other ``k - votes`` answers.
-
-    Args:
-        classes: of each wrong class the chance of 0, 1 .. drawn answers.
-        none: [k + 1] the same of the texts without an answer.
-        votes: v.
-        k: the voters.
+    """The expected share of the right answer with v ``votes``, over all draws of the other k - v answers. ``classes``:
+    of each wrong class the chance of 0, 1 .. drawn answers; ``none``: [k + 1] the same of texts without an answer.
     """
     others = k - votes
     table = np.zeros((others + 1, others // votes + 1))  # [drawn answers of wrong classes, tied classes]
     table[0, 0] = 1.0
     for chances in classes:
-        table = _with_class(table, chances, votes)
+        table = _add_class(table, chances, votes)
     shares = 1.0 / (1.0 + np.arange(table.shape[1]))
     return float(none[others::-1] @ table @ shares)
 
 
-def _with_class(table: FloatArray, chances: FloatArray, votes: int) -> FloatArray:
+def _add_class(table: FloatArray, chances: FloatArray, votes: int) -> FloatArray:
     """The table with one more wrong class, which may have at most ``votes`` drawn answers."""
     rows, columns = table.shape
     added = np.zeros_like(table)

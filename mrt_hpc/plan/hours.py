@@ -1,9 +1,7 @@
-"""The tokens of a trace and the hours of a plan: tokens from the recipe, seconds from the throughput, hours of each
-job.
+"""Tokens of a trace and hours of a plan: tokens by the recipe, seconds by the throughput, hours by job.
 
-An estimate for planning: it leaves out waiting in the queue, preemptions, the loading of weights and rollouts, and the
-draining of a batch at the end of a round. What it reckons with can be stated in the recipe (``expected``) and the site
-profile (``throughput``).
+An estimate for planning, without queueing, preemptions, loading of weights and rollouts, and the draining at a round's
+end. Its inputs can be stated in the recipe (``expected``) and the site profile (``throughput``).
 """
 
 import json
@@ -15,55 +13,55 @@ from math import ceil
 from operator import add
 from pathlib import Path
 
-from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan, Role
+from mrt_hpc.plan.jobs import EvaluationUnit, Job, JobResources, Plan, Role
 from mrt_hpc.recipe.hub_models import hub_model_of
 from mrt_hpc.recipe.kinds import ProverSettings
+from mrt_hpc.recipe.ownership import file_bytes
 from mrt_hpc.recipe.schema import EvaluatedModel, Experiment, Recipe
 from mrt_hpc.recipe.sections import Coupling, HuggingFaceModel, Problems
 from mrt_hpc.recipe.site import MeasuredThroughput, SiteSettings
 from mrt_hpc.run.events import Use
 from mrt_hpc.run.layout import is_collection
-from mrt_hpc.run.typed_file import file_bytes
 
 # Expected tokens of traces and branches, from what a recipe states or limits.
 
 
 PROMPT_TOKENS = 200
-"""The number of tokens of a problem with its instruction."""
+"""Of a problem with its instruction."""
 ANSWER_TOKENS = 64
-"""The number of tokens of a branch that is forced to answer, unless its limit is lower."""
+"""Of a branch forced to answer, unless its limit is lower."""
 
 
 def trace_tokens(recipe: Recipe, iteration: int) -> float:
-    """Mean tokens of a trace: as stated, else half of the limit."""
+    """Mean: as stated, else half of the limit."""
     limit = recipe.sampling.max_tokens
     limit = limit if is_collection(iteration) else recipe.schedule.max_tokens(iteration, limit)
     return min(limit, recipe.expected.trace_tokens or limit / 2)
 
 
 def sequence_tokens(recipe: Recipe, iteration: int) -> float:
-    """Mean tokens of a trace with its prompt."""
+    """Mean of a trace with its prompt."""
     return PROMPT_TOKENS + trace_tokens(recipe, iteration)
 
 
 def boundaries_per_trace(recipe: Recipe) -> int:
-    """k + 1 of a trace that has as many episodes as the recipe allows."""
+    """k + 1 with as many episodes as the recipe allows."""
     return recipe.episodes.max_episodes + 1
 
 
 def tokens_per_value(prover: ProverSettings | None, recipe: Experiment) -> float:
-    """Tokens that one boundary's value takes: those of its branches; 0 without a prover."""
+    """Tokens for one boundary's value: its branches; 0 without a prover."""
     return 0.0 if prover is None else prover.branches_per_boundary * branch_tokens(prover, recipe)
 
 
 def branch_tokens(prover: ProverSettings, recipe: Experiment) -> float:
-    """Mean tokens of a branch: as stated, else half of the limit where it continues to think, few where it answers."""
+    """Mean of a branch: as stated, else half of the limit for continued thought, few for an answer."""
     usual = prover.max_tokens / 2 if prover.thinks_on else ANSWER_TOKENS
     return min(prover.max_tokens, recipe.expected.branch_tokens or usual)
 
 
 def lengths_taken(recipe: Experiment) -> list[str]:
-    """The lengths that the estimate takes for traces and for branches, and where each is from."""
+    """Lengths assumed for traces and branches, with their sources."""
     trace, branch = recipe.expected.trace_tokens, recipe.expected.branch_tokens
     sentences = ["a trace has " + ("half of its limit" if trace is None else f"{trace:,} tokens, or its limit if less")]
     sentences[0] += f" ({_source('trace_tokens', trace)})"
@@ -85,18 +83,18 @@ def _source(field: str, value: int | None) -> str:
 
 @dataclass(frozen=True)
 class UseHours:
-    """The hours of one use in one role, expected or spent."""
+    """One use in one role, expected or spent."""
 
     role: Role
     use: Use
     hours: float
-    """Wall time of all tasks together."""
+    """Wall time of all tasks."""
     gpu_hours: float
     core_hours: float
 
 
-def summed(parts: Iterable[UseHours]) -> list[UseHours]:
-    """The hours by role and use, in the order of their definition."""
+def sum_hours(parts: Iterable[UseHours]) -> list[UseHours]:
+    """The hours by role and use, in order of definition."""
     sums: dict[tuple[Role, Use], tuple[float, ...]] = {}
     for part in parts:
         hours, key = (part.hours, part.gpu_hours, part.core_hours), (part.role, part.use)
@@ -106,16 +104,24 @@ def summed(parts: Iterable[UseHours]) -> list[UseHours]:
 
 @dataclass(frozen=True)
 class Cost:
-    """The hours that the time limits allot."""
+    """Hours that time limits allot."""
 
     gpu_hours: float
     core_hours: float
 
 
-def plan_cost(plan: Plan) -> Cost:
-    """Return the cost of a whole plan."""
+def plan_cost(plan: Plan, node_gpus: int | None) -> Cost:
+    """The cost of a whole plan; ``node_gpus`` where nodes are given whole."""
     hours = [(job.resources, job.tasks * job.resources.time_limit_minutes / 60) for job in plan.jobs]
-    return Cost(sum(each * has.gpus for has, each in hours), sum(each * has.cpus for has, each in hours))
+    gpu_hours = sum(each * charged_gpus(has, node_gpus) for has, each in hours)
+    return Cost(gpu_hours, sum(each * has.cpus for has, each in hours))
+
+
+def charged_gpus(resources: JobResources, node_gpus: int | None) -> int:
+    """GPUs that a task is charged for: its own, or all of its whole nodes."""
+    if node_gpus is None or not resources.gpus:
+        return resources.gpus
+    return resources.nodes * max(node_gpus, resources.gpus_per_node)
 
 
 # -- throughput --------------------------------------------------------------------------------------------------------
@@ -125,28 +131,28 @@ def plan_cost(plan: Plan) -> Cost:
 
 
 SMALL, LARGE = 1.5, 7.0
-"""Billions of parameters that the stated rates are of."""
+"""Billions of parameters of the stated rates."""
 PUBLISH_S, CHECKPOINT_S = 6.0, 27.0
-"""Seconds for each billion of parameters to publish a weights version and to write a checkpoint, at 1 GB/s: the bytes
-are written, read for their checksums, and gathered from the ranks before.
+"""Seconds a billion parameters for publishing and for a checkpoint, at 1 GB/s: bytes are gathered from ranks, written,
+and read for checksums.
 """
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""The bytes of a number, by the name of its format in recipes and in config.json."""
+"""By number format, as in recipes and config.json."""
 ASSUMED_GPU = "a100"
 RATES = ("sampled_tokens_per_second", "trained_tokens_per_second")
-"""The fields of a site profile that replace the stated rates, below ``throughput``."""
+"""Fields below ``throughput`` in a site profile that replace the stated rates."""
 
 
 FULL_SLOTS = 2.4
-"""How many times as fast a GPU samples in an evaluation, which keeps all slots of its server taken, as in a round of
-rollouts, whose slots empty towards its end. Derived, not measured: with all slots taken a step takes the time in which
-weights and caches are read at three quarters of the memory bandwidth.
+"""How much faster a GPU samples in an evaluation, with all server slots taken, than in a round of rollouts, which
+empties towards its end. Derived, not measured: with all slots taken a step reads weights and caches at three quarters
+of the memory bandwidth.
 """
 
 
 @dataclass(frozen=True)
 class StatedRates:
-    """Tokens a second of one GPU, for a model of ``SMALL`` and of ``LARGE`` billion parameters."""
+    """Tokens a second of one GPU, for models of ``SMALL`` and ``LARGE`` billion parameters."""
 
     sampled: tuple[float, float]
     trained: tuple[float, float]
@@ -157,46 +163,49 @@ STATED = {
     "h100": StatedRates((5500, 2400), (12500, 5900)),
     "a100": StatedRates((3700, 1500), (5900, 2000)),
 }
-"""The figures by the GPU's name, as a site profile's ``gpu_type`` gives it."""
+"""By GPU name, as in a site profile's ``gpu_type``."""
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """What the estimate of a plan reckons with."""
+    """What a plan's estimate is based on."""
 
     sampled_per_s: float
-    """Tokens a second that one inference task samples, on all its GPUs."""
+    """Tokens a second of one inference task, on all its GPUs."""
     trained_per_s: float
-    """Tokens a second that one rank of the trainer computes, forward and backward; 0 where nothing is trained."""
+    """Tokens a second of one trainer rank, forward and backward; 0 where nothing is trained."""
     publish_s: float
     checkpoint_s: float
     source: str
-    """Where the rates come from, in words."""
+    """Of the rates, in words."""
     evaluation_share: float = 1.0
-    """What an evaluation task is expected to sample for each token that an inference task samples."""
+    """An evaluation task's tokens for each token of an inference task."""
+    node_gpus: int | None = None
+    """Of a node, where nodes are given whole."""
 
     @property
     def evaluated_per_s(self) -> float:
-        """Tokens a second that one evaluation task samples."""
+        """Tokens a second of one evaluation task."""
         return self.sampled_per_s * self.evaluation_share
 
 
 def throughput(recipe: Experiment, site: SiteSettings) -> Throughput | None:
-    """The rates of a recipe on a site; None where neither the site profile nor the table states them. An evaluation on
-    its own needs no rate of training.
+    """A recipe's rates on a site; None where neither profile nor table states them. Separate evaluations need no
+    training rate.
     """
-    stated, given = _stated(recipe, site), site.throughput
+    stated, given = _table_throughput(recipe, site), site.throughput
     sampled = given.sampled_tokens_per_second or (stated.sampled_per_s if stated else None)
     trained = given.trained_tokens_per_second or (stated.trained_per_s if stated else None)
     if sampled is None or (recipe.trains and trained is None):
         return None
     source = _source_of_rates(given, site, "" if stated is None else stated.source, trains=recipe.trains)
     publish_s, checkpoint_s = (stated.publish_s, stated.checkpoint_s) if stated else (0.0, 0.0)
-    return Throughput(sampled, trained or 0.0, publish_s, checkpoint_s, source, _evaluation_share(recipe))
+    share = _evaluation_share(recipe)
+    return Throughput(sampled, trained or 0.0, publish_s, checkpoint_s, source, share, site.limits.node_gpus)
 
 
 def _source_of_rates(given: MeasuredThroughput, site: SiteSettings, stated: str, *, trains: bool) -> str:
-    """Where the rates come from: the fields of the site profile, the table, or one rate from each."""
+    """The profile's fields, the table, or one rate from each."""
     fields = [name for name in RATES if getattr(given, name)]
     if len(fields) == len(RATES) or (not trains and given.sampled_tokens_per_second):
         return f"throughput of site profile {site.name}"
@@ -204,17 +213,15 @@ def _source_of_rates(given: MeasuredThroughput, site: SiteSettings, stated: str,
 
 
 def _evaluation_share(recipe: Experiment) -> float:
-    """What an evaluation task samples for each token of an inference task: in proportion to their GPUs, and with full
-    slots; 1 where one of the two has no GPU.
+    """An evaluation task's tokens for each token of an inference task: by their GPUs, with full slots; 1 where one has
+    no GPU.
     """
     sampling, evaluation = _sampling_gpus(recipe), recipe.resources.evaluation.gpus
     return FULL_SLOTS * evaluation / sampling if sampling and evaluation else 1.0
 
 
-def _stated(recipe: Experiment, site: SiteSettings) -> Throughput | None:
-    """The throughput by the table; None for jobs without GPUs, and for models of unknown size. Nothing is trained by an
-    evaluation on its own.
-    """
+def _table_throughput(recipe: Experiment, site: SiteSettings) -> Throughput | None:
+    """The table's rates; None without GPUs, or for unknown model sizes. Separate evaluations train nothing."""
     billions, sampling = model_billions(recipe), _sampling_gpus(recipe)
     training = recipe.resources.trainer.gpus if recipe.trains else None
     if billions is None or not sampling or training == 0:
@@ -231,7 +238,7 @@ def _stated(recipe: Experiment, site: SiteSettings) -> Throughput | None:
 
 
 def _sampling_gpus(recipe: Experiment) -> int:
-    """The GPUs of a task that samples: of inference, or of an evaluation on its own."""
+    """The GPUs of an inference task, or of a separate evaluation's."""
     if not recipe.trains:
         return recipe.resources.evaluation.gpus
     return recipe.resources.inference.gpus * recipe.resources.inference.nodes
@@ -243,15 +250,13 @@ def _gpu(site: SiteSettings) -> str:
 
 
 def power_law(rates: tuple[float, float], billions: float) -> float:
-    """A rate at another model size, on the power law through those of ``SMALL`` and ``LARGE`` billion parameters."""
+    """A rate at another model size, by the power law through ``SMALL`` and ``LARGE`` billions."""
     exponent = math.log(rates[1] / rates[0]) / math.log(LARGE / SMALL)
     return float(rates[0] * (billions / SMALL) ** exponent)
 
 
 def model_billions(recipe: Experiment) -> float | None:
-    """Parameters in billions, of the policy or of the largest evaluated model whose size is known; None if none is.
-    A size is known by the files of a model where they are there, else by its name.
-    """
+    """Billions of parameters of the policy or the largest evaluated model, by files, else by name; None if unknown."""
     if isinstance(recipe.model, HuggingFaceModel):
         return _billions(Path(recipe.model.path))
     return max(filter(None, map(_evaluated_billions, recipe.models)), default=None)
@@ -259,18 +264,18 @@ def model_billions(recipe: Experiment) -> float | None:
 
 def _billions(directory: Path) -> float | None:
     of_hub = hub_model_of(str(directory))
-    return _by_files(directory) or _by_name(directory.name if of_hub is None else of_hub.name)
+    return _billions_by_files(directory) or _billions_by_name(directory.name if of_hub is None else of_hub.name)
 
 
 def _evaluated_billions(model: EvaluatedModel) -> float | None:
-    """The billions of parameters; those of another version where a run has yet to publish this one."""
+    """Another version's where a run has yet to publish this one."""
     path = Path(model.path)
     others = sorted(path.parent.glob("v*")) if model.run is not None else []
     return next(filter(None, map(_billions, (path, *others))), None)
 
 
-def _by_files(directory: Path) -> float | None:
-    """The billions by the size of the safetensors files and the number format that config.json names."""
+def _billions_by_files(directory: Path) -> float | None:
+    """The billions by the size of safetensors files and config.json's number format."""
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     try:
         config = json.loads(file_bytes(directory / "config.json"))
@@ -280,8 +285,8 @@ def _by_files(directory: Path) -> float | None:
     return size / width / 1e9 or None
 
 
-def _by_name(name: str) -> float | None:
-    """As in DeepSeek-R1-Distill-Qwen-1.5B."""
+def _billions_by_name(name: str) -> float | None:
+    """The billions in names such as DeepSeek-R1-Distill-Qwen-1.5B."""
     match = re.search(r"(?<![0-9.])(\d+(?:\.\d+)?)B(?![a-zA-Z])", name, re.IGNORECASE)
     return float(match[1]) if match else None
 
@@ -290,9 +295,9 @@ def _by_name(name: str) -> float | None:
 
 
 START_S = 180.0
-"""The start-up seconds of a job with a server or a trainer: imports, loading weights, compiling."""
+"""Of a job with a server or trainer: imports, loading weights, compiling."""
 SHORT_JOB_S = 360.0
-"""The seconds of the first job, and of the report."""
+"""Of the first job, and of the report."""
 
 
 @dataclass(frozen=True)
@@ -300,48 +305,52 @@ class ExpectedHours:
     """The expected hours of one job."""
 
     hours: float
-    """Wall time of one task, over all its attempts."""
+    """Wall time of one task, over all attempts."""
+    gpus: int
+    """That one task is charged for."""
     gpu_hours: float
-    """The GPU-hours of all tasks."""
+    """Charged, of all tasks."""
     longest: float
-    """The wall time of the longest task, hours: benchmarks have different numbers of problems."""
+    """Wall time of the longest task: benchmarks differ in problems."""
     by_use: Mapping[Use, float]
-    """The hours of one task by what they are used for, which add up to ``hours``."""
+    """Of one task; they add up to ``hours``."""
 
     def attempts(self, job: Job) -> int:
-        """How often each task is started when only its time limit ends it."""
+        """Starts of each task if only its time limit ends it."""
         return ceil(self.longest * 60 / job.resources.time_limit_minutes)
 
 
 def expected_hours(plan: Plan, recipe: Experiment, throughput: Throughput) -> dict[str, ExpectedHours]:
-    """The hours by job name; a job is left out where its problems cannot be counted because their file is not there."""
+    """The hours by job name, without jobs whose problem file is missing."""
     seconds = {job.name: _tasks(job, recipe, throughput) for job in plan.jobs}
-    return {job.name: _hours_of(job, tasks) for job in plan.jobs if (tasks := seconds[job.name]) is not None}
+    known = ((job, tasks) for job in plan.jobs if (tasks := seconds[job.name]) is not None)
+    return {job.name: _hours_of(job, tasks, throughput.node_gpus) for job, tasks in known}
 
 
 def expected_uses(plan: Plan, expected: Mapping[str, ExpectedHours]) -> list[UseHours]:
-    """The hours of all jobs whose hours are known, by role and use, in the order of their definition."""
+    """The hours by role and use, of all jobs with known hours."""
     known = [job for job in plan.jobs if job.name in expected]
     parts = ((job, use, hours * job.tasks) for job in known for use, hours in expected[job.name].by_use.items())
-    return summed(
-        UseHours(job.role, use, hours, hours * job.resources.gpus, hours * job.resources.cpus)
+    return sum_hours(
+        UseHours(job.role, use, hours, hours * expected[job.name].gpus, hours * job.resources.cpus)
         for job, use, hours in parts
     )
 
 
 Seconds = dict[Use, float]
-"""The seconds of a task, or of a part of it, by what they are used for."""
+"""Of a task or a part of it, by use."""
 
 
-def _hours_of(job: Job, tasks: list[Seconds]) -> ExpectedHours:
-    """The hours of a job, by the seconds of each of its tasks."""
+def _hours_of(job: Job, tasks: list[Seconds], node_gpus: int | None) -> ExpectedHours:
+    """The hours of a job, by each task's seconds."""
     lengths = [sum(task.values()) / 3600 for task in tasks]
     mean = sum(lengths) / len(lengths)
-    by_use = {use: seconds / len(tasks) / 3600 for use, seconds in _added(tasks).items() if seconds}
-    return ExpectedHours(mean, mean * job.tasks * job.resources.gpus, max(lengths), by_use)
+    by_use = {use: seconds / len(tasks) / 3600 for use, seconds in _add_seconds(tasks).items() if seconds}
+    gpus = charged_gpus(job.resources, node_gpus)
+    return ExpectedHours(mean, gpus, mean * job.tasks * gpus, max(lengths), by_use)
 
 
-def _added(parts: Iterable[Mapping[Use, float]]) -> Seconds:
+def _add_seconds(parts: Iterable[Mapping[Use, float]]) -> Seconds:
     whole: Seconds = {}
     for part in parts:
         for use, seconds in part.items():
@@ -350,57 +359,53 @@ def _added(parts: Iterable[Mapping[Use, float]]) -> Seconds:
 
 
 def _tasks(job: Job, recipe: Experiment, throughput: Throughput) -> list[Seconds] | None:
-    """Return the seconds of each task of an evaluation, or those that every task of another job takes; None where they
-    cannot be known.
-    """
+    """Each task's seconds of an evaluation, or one entry for equal tasks; None where unknown."""
     if job.role in (Role.PREPARE, Role.REPORT):
         return [{Use.PREPARING if job.role is Role.PREPARE else Use.REPORTING: SHORT_JOB_S}]
     if job.role is Role.EVALUATION:
         units = [_unit_seconds(unit, recipe, throughput) for unit in job.evaluations]
-        known = [_added([{Use.STARTING: START_S}, unit]) for unit in units if unit is not None]
+        known = [_add_seconds([{Use.STARTING: START_S}, unit]) for unit in units if unit is not None]
         return None if len(known) < len(units) else known
     assert isinstance(recipe, Recipe), "an evaluation on its own has no other jobs"
     iterations = [_iteration_seconds(job, recipe, iteration, throughput) for iteration in job.iterations]
     parts = [iteration for iteration in iterations if iteration is not None]
-    return None if len(parts) < len(iterations) else [_added([{Use.STARTING: START_S}, *parts])]
+    return None if len(parts) < len(iterations) else [_add_seconds([{Use.STARTING: START_S}, *parts])]
 
 
 def _iteration_seconds(job: Job, recipe: Recipe, iteration: int, throughput: Throughput) -> Seconds | None:
-    """How long an iteration keeps a job busy: both jobs of a segment, where they run together. What it does not work
-    itself, it waits for the other one.
-    """
-    sampling = _sampling(recipe, iteration, throughput)
+    """How long an iteration keeps a job busy; both jobs of a segment run together, and wait for each other."""
+    sampling = _sampling_uses(recipe, iteration, throughput)
     if is_collection(iteration):
         return sampling
-    training = _training(recipe, iteration, throughput)
+    training = _training_uses(recipe, iteration, throughput)
     if not recipe.algorithm.samples_rollouts or sampling is None:
         return training
     if job.role is Role.COLOCATED:
-        return _added([sampling, training])
+        return _add_seconds([sampling, training])
     own = sampling if job.role is Role.INFERENCE else training
     if recipe.schedule.coupling is Coupling.SEQUENTIAL:
         return own
     both = sum(sampling.values()), sum(training.values())
     whole = max(both) if recipe.schedule.max_staleness else sum(both)
-    return _added([own, {Use.WAITING: whole - sum(own.values())}])
+    return _add_seconds([own, {Use.WAITING: whole - sum(own.values())}])
 
 
-def _sampling(recipe: Recipe, iteration: int, throughput: Throughput) -> Seconds | None:
-    """The seconds of sampling, divided between traces and branches by the tokens that are sampled for each."""
+def _sampling_uses(recipe: Recipe, iteration: int, throughput: Throughput) -> Seconds | None:
+    """Sampling, divided between traces and branches by tokens."""
     seconds = sampling_seconds(recipe, iteration, throughput)
     if seconds is None:
         return None
     tokens = recipe.algorithm.sampled_tokens(recipe, iteration)
     branches = min(recipe.algorithm.sampled_branch_tokens(recipe, iteration), tokens)
-    return _divided(seconds, branches / tokens if tokens else 0.0)
+    return _divide_sampling(seconds, branches / tokens if tokens else 0.0)
 
 
-def _divided(seconds: float, branch_share: float) -> Seconds:
-    """Seconds of sampling, of which this share is spent on branches."""
+def _divide_sampling(seconds: float, branch_share: float) -> Seconds:
+    """The seconds, with this share for branches."""
     return {Use.GENERATING: seconds * (1 - branch_share), Use.BRANCHING: seconds * branch_share}
 
 
-def _training(recipe: Recipe, iteration: int, throughput: Throughput) -> Seconds:
+def _training_uses(recipe: Recipe, iteration: int, throughput: Throughput) -> Seconds:
     tokens = recipe.algorithm.trained_tokens(recipe, iteration)
     return {
         Use.TRAINING: tokens / (recipe.resources.trainer.ranks * throughput.trained_per_s),
@@ -409,9 +414,7 @@ def _training(recipe: Recipe, iteration: int, throughput: Throughput) -> Seconds
 
 
 def sampling_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> float | None:
-    """Return the seconds of sampling the rollouts and branches of an iteration, or of a collection; None where the
-    problems cannot be counted.
-    """
+    """Sampling rollouts and branches of an iteration or collection; None where problems cannot be counted."""
     inference, collects = recipe.resources.inference, is_collection(iteration)
     groups = count_problems(recipe.data) if collects else recipe.sampling.problems_per_iteration
     if groups is None:
@@ -422,10 +425,10 @@ def sampling_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> 
 
 
 def late_checkpoint(recipe: Recipe, site: SiteSettings, throughput: Throughput) -> str | None:
-    """A warning where a preempted trainer is expected to be ended before it has written a checkpoint.
+    """A warning where preemption is expected to end a trainer before it has written a checkpoint.
 
-    It then loses the updates since its last checkpoint, and computes them again from the same rollouts. What it has
-    published is there before the checkpoint is begun, and nothing that was committed is lost.
+    It then recomputes updates since its last checkpoint from the same rollouts. Published versions precede the
+    checkpoint, and nothing committed is lost.
     """
     notice_s = site.limits.preemption_notice_s
     if notice_s is None or throughput.checkpoint_s <= notice_s:
@@ -452,11 +455,11 @@ def _unit_seconds(unit: EvaluationUnit, recipe: Experiment, throughput: Throughp
         episodes = (evaluation.episodes or recipe.episodes).max_episodes
         branches = (episodes + 1) * tokens_per_value(evaluation.prover, recipe)
     samples = problems / evaluation.problem_shards * benchmark.samples
-    return _divided(samples * (trace + branches) / throughput.evaluated_per_s, branches / (trace + branches))
+    return _divide_sampling(samples * (trace + branches) / throughput.evaluated_per_s, branches / (trace + branches))
 
 
 def count_problems(problems: Problems | object) -> int | None:
-    """How many problems a source has; None where its file is not there."""
+    """None where the file is missing."""
     limit = getattr(problems, "problems", None) or getattr(problems, "limit", None)
     path = getattr(problems, "path", None)
     if path is None:

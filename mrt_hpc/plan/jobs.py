@@ -1,9 +1,9 @@
-"""The plan: segments of job arrays with their dependencies and resources, as data."""
+"""The plan: segments of job arrays with dependencies and resources, as data."""
 
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -11,7 +11,7 @@ from mrt_hpc.run.typed_file import UnreadableError, read_typed
 
 
 class Role(StrEnum):
-    """The work of the tasks of a job."""
+    """Work of a job's tasks."""
 
     PREPARE = "prepare"
     """Makes or copies weights version 0."""
@@ -24,16 +24,15 @@ class Role(StrEnum):
     EVALUATION = "evaluation"
     """Runs the benchmarks."""
     REPORT = "report"
-    """Writes the report."""
 
     @property
     def section(self) -> str:
-        """The section of ``resources`` from which a job of this role takes its time limit."""
+        """Section of ``resources`` with the time limit."""
         return Role.TRAINER.value if self is Role.COLOCATED else self.value
 
 
 class DependencyKind(StrEnum):
-    """When a dependency is fulfilled; the words are Slurm's."""
+    """When a dependency is fulfilled, in Slurm's words."""
 
     AFTEROK = "afterok"
     """All tasks of the other job ended well."""
@@ -42,20 +41,22 @@ class DependencyKind(StrEnum):
 
 
 class PlanPart(BaseModel):
-    """A part of the plan: immutable, and read back strictly from plan.json."""
+    """Immutable, and read strictly from plan.json."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Dependency(PlanPart):
-    """One job waits for another."""
-
     job: str
     kind: DependencyKind
 
 
+JobKind = Literal["cpu", "gpu"]
+"""Sites tell apart jobs with and without GPUs."""
+
+
 class JobResources(PlanPart):
-    """What each array task needs; a task of several ranks spreads them over ``nodes``."""
+    """What each array task needs; its ranks spread over ``nodes``."""
 
     nodes: int
     ranks_per_node: int
@@ -66,22 +67,32 @@ class JobResources(PlanPart):
 
     @property
     def ranks(self) -> int:
-        """Processes of a task."""
         return self.nodes * self.ranks_per_node
 
     @property
     def gpus(self) -> int:
-        """GPUs of a task."""
         return self.ranks * self.gpus_per_rank
 
     @property
+    def kind(self) -> JobKind:
+        """The kind by which a site profile chooses."""
+        return "gpu" if self.gpus else "cpu"
+
+    @property
+    def cpus_per_node(self) -> int:
+        return self.ranks_per_node * self.cpus_per_rank
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.ranks_per_node * self.gpus_per_rank
+
+    @property
     def cpus(self) -> int:
-        """CPU cores of a task."""
         return self.ranks * self.cpus_per_rank
 
 
 class EvaluationUnit(PlanPart):
-    """What one task of an evaluation array does."""
+    """One task of an evaluation array."""
 
     version: int
     benchmark: str
@@ -89,43 +100,42 @@ class EvaluationUnit(PlanPart):
 
 
 class Job(PlanPart):
-    """One sbatch call: an array of tasks with the same role and resources."""
+    """One sbatch call: an array of tasks with equal role and resources."""
 
     name: str
-    """Unique within the plan, as in ``segment-000.trainer``."""
+    """Unique in the plan, as ``segment-000.trainer``."""
     role: Role
     tasks: int
-    """Array tasks of this job."""
     segment: int | None = None
     first_iteration: int = 0
-    """First iteration of the segment."""
+    """Of the segment."""
     end_iteration: int = 0
-    """One past its last iteration."""
+    """One past the last."""
     evaluations: tuple[EvaluationUnit, ...] = ()
-    """The work of each task of an evaluation job, by its index in this job."""
+    """Of an evaluation job, by task index."""
     resources: JobResources
     after: tuple[Dependency, ...] = ()
     max_parallel: int | None = None
 
     def does(self, role: Role) -> bool:
-        """Whether its tasks do the work of a role; those of a colocated job do that of two."""
+        """Whether its tasks do a role's work; a colocated job's do two."""
         both = (Role.INFERENCE, Role.TRAINER)
         return self.role is role or (self.role is Role.COLOCATED and role in both)
 
     @property
     def iterations(self) -> range:
-        """The iterations of the segment; none for jobs of no segment."""
+        """The iterations of the segment; none for other jobs."""
         return range(self.first_iteration, self.end_iteration)
 
 
 class Plan(PlanPart):
-    """All jobs of a run, in an order in which each comes after those it depends on."""
+    """A run's jobs, each after those it depends on."""
 
     name: str
     kind: str = "unknown"
-    """The algorithm; or the suite of an evaluation on its own, as in ``suite paper_20``."""
+    """The algorithm; or an evaluation's suite, as ``suite paper_20``."""
     groups: int | None = None
-    """Groups that an iteration samples; None where none are sampled."""
+    """Sampled groups of an iteration, or None."""
     iterations: int
     segments: int
     jobs: tuple[Job, ...]
@@ -143,7 +153,7 @@ class Plan(PlanPart):
 
     @property
     def tasks(self) -> int:
-        """The number of array tasks of all jobs, which a cluster's submit limit counts."""
+        """Array tasks of all jobs, as a cluster's submit limit counts."""
         return sum(job.tasks for job in self.jobs)
 
     def as_json(self) -> dict[str, Any]:
@@ -152,21 +162,16 @@ class Plan(PlanPart):
 
 
 FEW = 3
-"""The names of jobs in one sentence, at most."""
+"""Job names in one sentence."""
 
 
 def few_names(jobs: Sequence[str]) -> str:
-    """The first names of jobs for a sentence, and how many other jobs there are."""
+    """First names for a sentence, and how many others."""
     more = len(jobs) - FEW
     return ", ".join(jobs[:FEW]) + (f" and {more} other job(s)" if more > 0 else "")
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan of a run.
-
-    Raises:
-        UnreadableError: the file is missing or damaged.
-    """
     advice = "the same submit command with another --run directory, which makes a run of its own"
     try:
         return read_typed(path, Plan, "the plan", advice=advice)

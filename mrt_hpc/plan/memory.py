@@ -1,4 +1,4 @@
-"""The memory of one GPU, and what a rank of the trainer and a vLLM server take of it for a model of known shape."""
+"""Memory of one GPU, and what a trainer rank and a vLLM server take of it for a model of known shape."""
 
 import json
 import re
@@ -11,9 +11,9 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.plan.hours import BYTES
 from mrt_hpc.recipe.choices import Precision
 from mrt_hpc.recipe.model_files import config_number, text_config
+from mrt_hpc.recipe.ownership import file_bytes
 from mrt_hpc.recipe.sections import Training
 from mrt_hpc.recipe.site import SiteSettings
-from mrt_hpc.run.typed_file import file_bytes
 
 GIB = 2**30
 
@@ -26,11 +26,11 @@ USABLE = {
     "l40": 44.0, "a40": 44.0, "a6000": 47.0, "a30": 23.5, "a10": 22.0, "l4": 22.0, "t4": 14.5,
     "5090": 31.0, "4090": 23.5, "3090": 23.5, "2080ti": 10.5,
 }  # fmt: skip
-"""GiB that a program can use of each GPU, by a word of its name; of the GPUs of several sizes, the largest."""
+"""Usable GiB by a word of the GPU's name; the largest of several sizes."""
 PLAIN = 0.98
-"""The share of the memory in a name, as in a100_40gb, that a program can use."""
+"""Usable share of the memory in a name such as a100_40gb."""
 ASSUMED_GIB = 79.0
-"""A GPU of 80 GB, where neither the profile nor the name says more."""
+"""An 80 GB GPU, where neither profile nor name says more."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,12 @@ class GpuMemory:
 
     gib: float
     source: str
-    """Where the number is from, in words."""
+    """Of the number, in words."""
     known: bool = True
-    """Whether the site states it. Nothing is refused by an assumption."""
+    """Whether the site states it; an assumption refuses nothing."""
 
 
 def gpu_memory(site: SiteSettings) -> GpuMemory:
-    """The memory of a site's GPUs."""
     if site.gpu_memory_gib is not None:
         return GpuMemory(site.gpu_memory_gib, f"gpu_memory_gib of site profile {site.name}")
     name = site.gpu_name.lower()
@@ -67,23 +66,23 @@ UNKNOWN_PARTS = (
     "num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank", "mamba_d_state", "ssm_cfg", "conv_L_cache",
     "linear_num_key_heads", "layers_block_type", "attn_layer_period",
 )  # fmt: skip
-"""Fields of config.json of models with experts, compressed keys or layers without attention: their memory follows other
-rules than those here.
+"""config.json fields of models with experts, compressed keys or layers without attention, whose memory follows other
+rules.
 """
 NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 BIASED = ("qwen2",)
-"""Model types whose queries, keys and values have a bias that config.json does not name."""
+"""Model types with a bias for queries, keys and values that config.json does not name."""
 NORMED = ("qwen3",)
 """Model types that normalise queries and keys."""
 
 
 class UnknownShapeError(Exception):
-    """The memory of a model is not known; the text gives the reason."""
+    """A model's memory is unknown; the text says why."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A dense decoder with a gated feed-forward part."""
+    """A dense decoder with gated feed-forward layers."""
 
     hidden: int
     intermediate: int
@@ -93,32 +92,31 @@ class ModelShape:
     head_size: int
     vocabulary: int
     tied: bool
-    """Whether the embedding is the output projection as well."""
+    """The embedding is also the output projection."""
     biased: bool = False
     normed: bool = False
     window: int | None = None
-    """The number of tokens whose keys and values a layer with a sliding window keeps."""
+    """Tokens whose keys and values a sliding-window layer keeps."""
     window_layers: int = 0
-    """The number of layers with a sliding window."""
+    """Layers with a sliding window."""
 
     @property
     def queries(self) -> int:
-        """The numbers of all query heads of one token."""
+        """Numbers in all query heads of a token."""
         return self.heads * self.head_size
 
     @property
     def keys(self) -> int:
-        """The numbers of all key heads of one token; the values have as many."""
+        """Numbers in all key heads of a token; values have as many."""
         return self.kv_heads * self.head_size
 
     @property
     def embedding(self) -> int:
-        """The parameters of the embedding, the largest matrix of a small model."""
+        """The largest matrix of a small model."""
         return self.vocabulary * self.hidden
 
     @property
     def layer_parameters(self) -> int:
-        """The parameters of one layer."""
         attention = 2 * self.hidden * (self.queries + self.keys)
         biases = self.queries + 2 * self.keys if self.biased else 0
         norms = 2 * self.hidden + (2 * self.head_size if self.normed else 0)
@@ -126,30 +124,30 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All parameters, tied ones counted once."""
+        """Tied ones counted once."""
         embeddings = self.embedding * (1 if self.tied else 2)
         return embeddings + self.layers * self.layer_parameters + self.hidden
 
     @property
     def largest(self) -> int:
-        """The parameters of the largest matrix."""
+        """Parameters of the largest matrix."""
         return max(self.embedding, self.hidden * self.intermediate)
 
     def cache_numbers(self, tokens: float) -> float:
-        """The numbers that the KV cache keeps of one sequence of so many tokens."""
+        """Numbers in the KV cache of a sequence of so many tokens."""
         windowed = self.window_layers * min(tokens, self.window or tokens)
         return 2 * self.keys * ((self.layers - self.window_layers) * tokens + windowed)
 
 
 SMALL_WORLD = ModelShape(128, 384, 2, 4, 4, 32, 394, tied=False, normed=True)
-"""The shape of the embedded small model."""
+"""Of the embedded small model."""
 
 
 def shape_in(directory: Path) -> ModelShape:
     """The shape of a model directory.
 
     Raises:
-        UnknownShapeError: the directory has no readable config.json, or the model is of another kind.
+        UnknownShapeError: no readable config.json, or another kind of model.
     """
     try:
         config = json.loads(file_bytes(directory / "config.json"))
@@ -164,7 +162,7 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
     """The shape of a configuration.
 
     Raises:
-        UnknownShapeError: it lacks a number, or the model is no dense decoder.
+        UnknownShapeError: a number is missing, or the model is no dense decoder.
     """
     text = text_config(config)
     strange = [name for name in UNKNOWN_PARTS if text.get(name)]
@@ -192,7 +190,7 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
 
 
 def _whole(text: dict[str, Any], name: str, otherwise: int) -> int:
-    """A whole number of the configuration above 0; ``otherwise`` where it does not say."""
+    """Above 0; ``otherwise`` where unsaid."""
     try:
         number = config_number(text, name)
     except UserError as error:
@@ -203,9 +201,7 @@ def _whole(text: dict[str, Any], name: str, otherwise: int) -> int:
 
 
 def _sliding_window(text: dict[str, Any]) -> tuple[int | None, int]:
-    """The length of the window, and the number of layers that have one. Where no field names these layers, models
-    differ, and no layer counts as one: that is the most memory.
-    """
+    """Window length, and layers with one. Where no field names the layers, none counts: that is the most memory."""
     if text.get("use_sliding_window") is False or (window := _whole(text, "sliding_window", 0)) == 0:
         return None, 0
     kinds = text.get("layer_types")
@@ -221,62 +217,60 @@ def _sliding_window(text: dict[str, Any]) -> tuple[int | None, int]:
 # -- trainer -----------------------------------------------------------------------------------------------------------
 # Four moments can be the peak: the end of the forward pass, when the logits are there; the backward pass, when a layer
 # is computed again; the exchange of gradients, in buckets; and the optimiser's step. The bytes a parameter of each were
-# measured with DeepSpeed 0.19 on one and on two ranks (``tests/benchmarks/bench_memory.py``).
+# measured with DeepSpeed 0.19 on one and on two ranks (``benchmarks/bench_memory.py``).
 
 
 BUCKET = 500_000_000
-"""The largest number of gradients that are exchanged at once (``mrt_hpc.training.engine.LARGEST_BUCKET``, and
-DeepSpeed's own number for stages 0 and 1).
+"""Gradients exchanged at once, at most (``mrt_hpc.training.engine.LARGEST_BUCKET``, and DeepSpeed's own number for
+stages 0 and 1).
 """
 LIVE = 1_000_000_000
-"""The number of whole parameters that stage 3 keeps gathered, and the number of which it takes a step at a time."""
+"""Whole parameters that stage 3 keeps gathered, and takes a step of at a time."""
 LOGITS_AT_ONCE = 1 << 28
-"""The number of logits that are there at once (``mrt_hpc.training.losses.LOGIT_ELEMENTS``)."""
+"""Logits at once (``mrt_hpc.training.fused_projection.LOGIT_ELEMENTS``)."""
 CHUNKED_LOGIT = 20
-"""Bytes for each logit where the projection is in pieces: the logits in 16 and in 32 bits, those divided by the
-temperature, their log-softmax and their gradients.
+"""Bytes a logit of a projection in pieces: logits in 16 and 32 bits, divided by temperature, log-softmax, and
+gradients.
 """
 FUSED_LOGIT = 10
-"""Bytes for each logit of a piece where the projection is fused: in 16 and in 32 bits, and one array of 32 bits."""
+"""Bytes a logit of a fused projection's piece: in 16 and 32 bits, and one 32-bit array."""
 
 
 @dataclass(frozen=True)
 class TrainerSetting:
-    """What the memory of a rank depends on."""
+    """What a rank's memory depends on."""
 
     training: Training
     shape: ModelShape
     ranks: int
     longest: int
-    """Tokens of the longest sequence that is learnt."""
+    """Tokens of the longest learnt sequence."""
     on_gpu: bool = True
 
     @property
     def tokens(self) -> int:
-        """The tokens of the largest micro-batch, or of a rank's part of it. A longer sequence than the limit has one
-        of its own.
-        """
+        """Tokens of the largest micro-batch, or of a rank's part. Sequences above the limit have one of their own."""
         return ceil(max(self.longest, self.training.max_tokens_per_micro_batch) / self.training.sequence_parallel)
 
     @property
     def width(self) -> int:
-        """Bytes of a weight that the forward pass reads."""
+        """Bytes of a weight in the forward pass."""
         return 2 if self.training.precision is Precision.BF16 else 4
 
     @property
     def stage(self) -> int:
-        """The ZeRO stage that is used: with weights in 16 bits the optimiser is partitioned in any case."""
+        """The ZeRO stage used: with 16-bit weights the optimiser is always partitioned."""
         least = 1 if self.training.precision is Precision.BF16 else 0
         return max(least, self.training.zero_stage)
 
     @property
     def bucket(self) -> float:
-        """The gradients of a bucket, as a share of all."""
+        """Gradients of a bucket, as a share of all."""
         return min(BUCKET, self.shape.parameters) / self.shape.parameters
 
     @property
     def live(self) -> float:
-        """The parameters that stage 3 keeps whole, as a share of all."""
+        """Parameters that stage 3 keeps whole, as a share of all."""
         return min(LIVE, self.shape.parameters) / self.shape.parameters
 
 
@@ -285,29 +279,29 @@ class TrainerMemory:
     """Bytes of one rank."""
 
     weights: float = 0.0
-    """The weights, with the frozen reference of the KL term."""
+    """With the frozen reference of the KL term."""
     optimizer: float = 0.0
     """Weights in 32 bits, and both moments of AdamW."""
     gradients: float = 0.0
     exchange: float = 0.0
-    """Buckets of gradients, and gathered weights of stage 3."""
+    """Gradient buckets, and gathered weights of stage 3."""
     activations: float = 0.0
     logits: float = 0.0
     host: float = 0.0
-    """The bytes in the memory of the node, where the optimiser is offloaded from a GPU."""
+    """In node memory, where the optimiser is offloaded."""
 
     @property
     def whole(self) -> float:
-        """The sum, without what is in the memory of the node."""
+        """The sum without node memory."""
         return sum(getattr(self, field.name) for field in fields(self) if field.name != "host")
 
 
 def trainer_memory(setting: TrainerSetting) -> TrainerMemory:
-    """The bytes of a rank at the moment that takes the most."""
+    """The bytes of a rank at its peak."""
     states = _states(setting)
     moments = (
-        _scoring(setting, states),
-        _recomputing(setting, states),
+        _scoring_memory(setting, states),
+        _recomputing_memory(setting, states),
         _reduction(setting, states),
         _step(setting, states),
     )
@@ -315,16 +309,14 @@ def trainer_memory(setting: TrainerSetting) -> TrainerMemory:
 
 
 def last_published_bytes(setting: TrainerSetting) -> float:
-    """Bytes of the weights that rank 0 published last. It keeps them in the memory of its node where versions are
-    published as deltas.
-    """
+    """Rank 0's last published weights, which it keeps in node memory for deltas."""
     if setting.training.full_weights_every == 1:
         return 0.0
     return BYTES[setting.training.weights_dtype] * setting.shape.parameters
 
 
 def _states(setting: TrainerSetting) -> TrainerMemory:
-    """What is there all the time."""
+    """What is always there."""
     count, ranks, stage, width = setting.shape.parameters, setting.ranks, setting.stage, setting.width
     weights = width / ranks if stage == 3 else width
     reference = width if setting.training.kl_coefficient > 0 else 0
@@ -333,23 +325,20 @@ def _states(setting: TrainerSetting) -> TrainerMemory:
     states = TrainerMemory((weights + reference) * count, optimizer * count, gradients * count)
     if not setting.training.offload_optimizer:
         return states
-    return _offloaded(states, setting)
+    return _offload(states, setting)
 
 
 def _gradients(setting: TrainerSetting) -> float:
-    """Bytes of gradients for each parameter. Weights in 16 bits have gradients of their own in stage 1, beside those in
-    32 bits that are summed up.
-    """
+    """Bytes a parameter. 16-bit weights in stage 1 have gradients of their own beside the 32-bit sums."""
     if setting.stage >= 2:
         return 4 / setting.ranks
     return 6.0 if setting.training.precision is Precision.BF16 else 4.0
 
 
-def _offloaded(states: TrainerMemory, setting: TrainerSetting) -> TrainerMemory:
-    """The optimiser's states lie in the memory of the node, with the gradients of the optimiser's step. DeepSpeed sums
-    gradients up on the GPU where weights have 16 bits, up to stage 2, and in stage 1; otherwise on the node. Up to
-    stage 2 it also keeps a buffer as large as the largest parameter on the GPU, and a copy of the weights on the node.
-    Without a GPU all of this is the same memory.
+def _offload(states: TrainerMemory, setting: TrainerSetting) -> TrainerMemory:
+    """Optimiser states and the step's gradients in node memory. DeepSpeed sums gradients on the GPU for 16-bit weights
+    up to stage 2, and in stage 1; otherwise on the node. Up to stage 2 it also keeps a buffer of the largest parameter
+    on the GPU, and a copy of the weights on the node. Without a GPU all this is one memory.
     """
     count, ranks, width = setting.shape.parameters, setting.ranks, setting.width
     of_the_step = 4 / ranks * count
@@ -365,26 +354,26 @@ def _offloaded(states: TrainerMemory, setting: TrainerSetting) -> TrainerMemory:
     )
 
 
-def _scoring(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
-    """The memory at the end of the forward pass, when the logits are there."""
+def _scoring_memory(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
+    """The memory at the forward pass's end, with the logits."""
     casts = 2 * setting.shape.parameters if setting.training.precision is Precision.BF16_AUTOCAST else 0.0
-    exchange = _around_layers(setting) * setting.shape.parameters + casts
+    exchange = _layer_extra_bytes(setting) * setting.shape.parameters + casts
     return replace(states, exchange=exchange, activations=kept_bytes(setting), logits=logit_bytes(setting))
 
 
-def _recomputing(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
-    """The memory at the beginning of the backward pass through the layers, when the logits are gone."""
-    exchange = _around_layers(setting) * setting.shape.parameters
+def _recomputing_memory(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
+    """The memory at the start of the backward pass through layers, without the logits."""
+    exchange = _layer_extra_bytes(setting) * setting.shape.parameters
     return replace(states, exchange=exchange, activations=activation_bytes(setting))
 
 
-def _around_layers(setting: TrainerSetting) -> float:
-    """Bytes for each parameter of what stage 3 has beside the states: its bucket, and gathered weights."""
-    return 4 * setting.bucket + _gathered(setting) if setting.stage == 3 else 0.0
+def _layer_extra_bytes(setting: TrainerSetting) -> float:
+    """Bytes a parameter that stage 3 adds to the states: bucket and gathered weights."""
+    return 4 * setting.bucket + _gathered_bytes(setting) if setting.stage == 3 else 0.0
 
 
 def _reduction(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
-    """When a bucket of gradients is full: what the layers below it need is still there."""
+    """The memory with a full gradient bucket: what lower layers need is still there."""
     count, bucket = setting.shape.parameters, setting.bucket
     beside = 6 * setting.shape.largest / count * (1 - bucket) if setting.stage >= 2 else 0.0
     live = setting.width * setting.live / 2 if setting.stage == 3 else 0.0  # weights that are not yet given up
@@ -393,7 +382,7 @@ def _reduction(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
 
 
 def _reduction_bytes(setting: TrainerSetting) -> int:
-    """Bytes for each gradient of a bucket: in the bucket, as it is sent, and as it is received."""
+    """Bytes a gradient of a bucket: stored, sent and received."""
     if setting.stage < 2:
         return 4
     if setting.stage == 3:
@@ -404,17 +393,17 @@ def _reduction_bytes(setting: TrainerSetting) -> int:
 
 
 def _step(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
-    """The memory while the optimiser takes its step, with a copy of the gradients of its part."""
+    """The memory in the optimiser's step, with a copy of its part's gradients."""
     count = setting.shape.parameters
     if setting.stage == 0 or (setting.stage == 1 and setting.width == 2):
         return states
     part = min(4 / setting.ranks, 4 * LIVE / count) if setting.stage == 3 else 4 / setting.ranks
     copied = 0.0 if setting.training.offload_optimizer else part
-    return replace(states, exchange=(copied + _around_layers(setting)) * count)
+    return replace(states, exchange=(copied + _layer_extra_bytes(setting)) * count)
 
 
-def _gathered(setting: TrainerSetting) -> float:
-    """Bytes of whole weights in stage 3, for each parameter; between processes without a GPU they are copied."""
+def _gathered_bytes(setting: TrainerSetting) -> float:
+    """Bytes a parameter of whole weights in stage 3; copied between processes without a GPU."""
     copies = 1.5 if setting.ranks > 1 and not setting.on_gpu else 1.0
     return copies * setting.width * setting.live
 
@@ -429,7 +418,7 @@ def logit_bytes(setting: TrainerSetting) -> float:
 
 
 def kept_bytes(setting: TrainerSetting) -> float:
-    """Bytes of the activations that the forward pass keeps: of every layer its input, or all; and both ends."""
+    """Activations kept by the forward pass: each layer's input, or all; and both ends."""
     shape, stream = setting.shape, setting.width
     recomputed = setting.training.gradient_checkpointing
     layer = stream * shape.hidden if recomputed else layer_bytes(setting)
@@ -437,19 +426,17 @@ def kept_bytes(setting: TrainerSetting) -> float:
 
 
 def activation_bytes(setting: TrainerSetting) -> float:
-    """Bytes of activations while the backward pass goes through a layer: with those of this layer that are computed
-    again, and their gradients.
-    """
+    """Activations while the backward pass is in a layer: with that layer's recomputed ones and gradients."""
     layer = layer_bytes(setting) if setting.training.gradient_checkpointing else 0.0
     passing = 3 * _inner_width(setting) * setting.shape.intermediate
     return kept_bytes(setting) + setting.tokens * (layer + passing)
 
 
 def layer_bytes(setting: TrainerSetting) -> float:
-    """Bytes of one token that the backward pass of one layer needs.
+    """Bytes a token for one layer's backward pass.
 
-    Each of two norms keeps its input in 32 bits, and its output before and after the scale; attention keeps queries,
-    keys, values and its output; the feed-forward part keeps four arrays of its inner size.
+    Each of two norms keeps its input in 32 bits, and its output before and after scaling; attention keeps queries,
+    keys, values and output; the feed-forward part four arrays of its inner size.
     """
     shape, inner, stream = setting.shape, _inner_width(setting), setting.width
     norms = 2 * (4 + 2 * stream if stream == 2 else 8) * shape.hidden
@@ -459,8 +446,8 @@ def layer_bytes(setting: TrainerSetting) -> float:
 
 
 def _exchanged_bytes(setting: TrainerSetting) -> int:
-    """Bytes of one token that attention takes besides where ranks share rows: its output after the exchange; queries,
-    keys and values as they are sent; and copies of keys and values where there are fewer heads of these than ranks.
+    """Bytes a token that attention adds where ranks share rows: exchanged output; sent queries, keys and values; and
+    copies of keys and values with fewer heads than ranks.
     """
     shape, parts = setting.shape, setting.training.sequence_parallel
     if parts == 1:
@@ -470,7 +457,7 @@ def _exchanged_bytes(setting: TrainerSetting) -> int:
 
 
 def _inner_width(setting: TrainerSetting) -> int:
-    """Bytes of the result of a matrix product."""
+    """Bytes of a matrix product's result."""
     return 4 if setting.training.precision is Precision.FP32 else 2
 
 
@@ -481,62 +468,61 @@ def _inner_width(setting: TrainerSetting) -> int:
 
 
 BATCH_TOKENS = 8192
-"""The tokens of vLLM's largest forward pass on a GPU with much memory."""
+"""Tokens of vLLM's largest forward pass on a GPU with much memory."""
 SAMPLER_BYTES = 12
-"""Bytes for each logit of a batch: three arrays in 32 bits."""
+"""Bytes a logit of a batch: three 32-bit arrays."""
 GPU_OVERHEAD_GIB = 1.5
-"""CUDA, NCCL and the graphs that are recorded for batches of different sizes."""
+"""CUDA, NCCL and the graphs recorded for batch sizes."""
 CPU_OVERHEAD_GIB = 3.0
-"""What the processes of a server without a GPU take beside weights and cache."""
+"""Server processes without a GPU, beside weights and cache."""
 
 
 @dataclass(frozen=True)
 class ServerSetting:
-    """What the memory of one server depends on."""
+    """What a server's memory depends on."""
 
     shape: ModelShape
     width: int
-    """Bytes of a weight, and of a number in the cache."""
+    """Bytes of a weight or cached number."""
     longest: int
-    """Tokens of the longest sequence, prompt included."""
+    """Tokens, prompt included."""
     mean: float
-    """Tokens of a sequence of mean length."""
+    """Tokens of a mean sequence."""
     batch: int
-    """The largest number of sequences in one batch."""
+    """Sequences in one batch."""
     gpus: int
-    """The GPUs that one server divides each layer over; 0 without a GPU."""
+    """Over which each layer is divided; 0 without a GPU."""
     memory: float
-    """Bytes that the server may take on each GPU; without a GPU those of its KV cache."""
+    """Bytes allowed on each GPU; without a GPU, of the KV cache."""
     stages: int = 1
-    """The number of parts that the layers are divided into."""
+    """Parts that layers are divided into."""
 
 
 @dataclass(frozen=True)
 class ServerMemory:
-    """Bytes of a server, on each of its GPUs."""
+    """Bytes on each GPU."""
 
     weights: float
     activations: float
     overhead: float
     cache: float
-    """What is left for the KV cache; negative where not even the weights fit."""
+    """Left for the KV cache; negative where not even weights fit."""
     longest: float
-    """What one sequence of the longest length takes of the cache."""
+    """Cache of a longest sequence."""
     mean: float
-    """What one sequence of mean length takes."""
+    """Cache of a mean sequence."""
 
     @property
     def least(self) -> float:
-        """The bytes with which the server can hold one longest sequence, below which vLLM does not start."""
+        """Bytes to hold one longest sequence, below which vLLM does not start."""
         return self.weights + self.activations + self.overhead + self.longest
 
-    def at_once(self, sequence: float) -> int:
-        """How many sequences of so many bytes the cache holds at once."""
+    def capacity(self, sequence: float) -> int:
+        """Sequences of so many bytes in the cache."""
         return max(0, int(self.cache // sequence))
 
 
 def server_memory(setting: ServerSetting) -> ServerMemory:
-    """The bytes of a server."""
     shape, width = setting.shape, max(1, setting.gpus)
     weights = setting.width * shape.parameters / (width * setting.stages)
     parts = min(width, shape.kv_heads) * setting.stages  # a head is copied where there are fewer of them than GPUs
@@ -550,7 +536,7 @@ def server_memory(setting: ServerSetting) -> ServerMemory:
 
 
 def _activations(setting: ServerSetting) -> float:
-    """The peak of a forward pass of the largest batch, with the logits that are sampled from."""
+    """Peak of the largest batch's forward pass, with its logits."""
     shape = setting.shape
     inner = (2 * shape.intermediate + shape.queries + 2 * shape.keys) / setting.gpus
     tokens = max(BATCH_TOKENS, setting.batch)

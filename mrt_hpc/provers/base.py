@@ -1,7 +1,7 @@
-"""Defines a prover: a section of the recipe that says what is asked of the server, and how the answers give a value.
+"""A prover: a section of the recipe that says what to ask the server, and how answers give a value.
 
-Add a prover: one module with a subclass of ``Prover``, and its name in :data:`mrt_hpc.recipe.kinds.PROVERS`; or a
-class of your own anywhere, named in the recipe as ``prover: {type: my_module:MyProver}``.
+To add one, write a module with a subclass of ``Prover`` and its name in :data:`mrt_hpc.recipe.kinds.PROVERS`; or name
+your own class in the recipe as ``prover: {type: my_module:MyProver}``.
 """
 
 from abc import abstractmethod
@@ -26,28 +26,24 @@ def every_boundary(trace: SampledTrace) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class GradedBoundary:
-    """What was asked at one boundary, graded."""
+    """One boundary's answers, graded."""
 
     plan: BoundaryPlan
     branches: Sequence[Branch]
     answers: Sequence[AnswerProbability]
     same: Mapping[str, str] = field(default_factory=dict)
-    """Another answer that, in a vote, says the same as an answer, and stands for it."""
+    """For a vote: the equivalent answer that stands for an answer."""
 
 
 class Estimator(Protocol):
-    """Asks one server about prefixes, and estimates their values."""
+    """Asks one server about prefixes, and estimates values."""
 
     @property
     def votes(self) -> bool:
-        """Whether branches vote, so that answers that say the same must be found."""
+        """Whether branches vote, so that equivalent answers must be found."""
 
     async def value(self, trace: SampledTrace) -> Valuation:
-        """Ask about the boundaries of a trace.
-
-        Raises:
-            UserError: the server refused a request, or stayed unreachable.
-        """
+        """Ask about a trace's boundaries."""
 
     def estimate(self, graded: GradedBoundary) -> Estimate:
         """V of one boundary, by the pure functions of :mod:`mrt_hpc.mrt.values`."""
@@ -55,16 +51,15 @@ class Estimator(Protocol):
 
 @dataclass(frozen=True)
 class ProverTools:
-    """What an estimator is built from, for one server and one set of boundaries."""
+    """Parts of an estimator, for one server and one set of boundaries."""
 
     fork: Fork
-    """Asks the server about the boundaries."""
     closing: Closing
-    """The tokens that may close a box."""
+    """Tokens that may close a box."""
     history: AnswerHistory
-    """The answers that the run has seen so far; the history is kept longer than the estimator."""
+    """Answers that the run has seen; outlives the estimator."""
     writings: Callable[[SampledTrace], list[Writing]]
-    """The ways of writing the answers that are known for a trace's problem, the gold answer first."""
+    """Writings of a problem's known answers, gold first."""
 
 
 class Prover(ProverSettings):
@@ -72,12 +67,12 @@ class Prover(ProverSettings):
 
     @property
     def known_answer_limit(self) -> int:
-        """How many answers a problem the prover wants to know beforehand, the gold answer among them."""
+        """Answers a problem to know beforehand, gold included."""
         return 1
 
     @abstractmethod
     def estimator(self, tools: ProverTools) -> Estimator:
-        """Return the estimator: it asks the server, and computes values from the answers."""
+        """The estimator asks the server, and computes values from the answers."""
 
 
 class SamplingProver(Prover):
@@ -94,7 +89,7 @@ class SamplingProver(Prover):
 
     @property
     def shares_seeds(self) -> bool:
-        """Whether the branches of all boundaries of a trace share their random numbers."""
+        """See ``seeds``."""
         return self.seeds == "common"
 
     @property
@@ -112,7 +107,7 @@ class OpensBox(Prover):
 
     @property
     def question(self) -> str:
-        """The whole text that is written after a prefix."""
+        """All text written after a prefix."""
         return self.forced_text if self.forced_text.endswith(self.box) else f"{self.forced_text} {self.box}"
 
 

@@ -28,58 +28,55 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fork:
-    """How mu is made to answer from a prefix."""
-
     generator: Generator
-    """The client of the server that serves mu."""
+    """Of the server of mu."""
     tokens: TokenBytes
-    """The tokens of mu's tokenizer."""
+    """Of mu's tokenizer."""
     context: Callable[[SampledTrace, int], list[int]]
-    """The prompt and the prefix before a boundary, in mu's tokens."""
+    """Prompt and prefix before a boundary, in mu's tokens."""
     forced_ids: list[int]
-    """The tokens that close the thought and start the answer."""
+    """They close the thought and start the answer."""
     answer_start: str
-    """The part of the forced text that belongs to the answer; it precedes the text of a branch."""
+    """The answer's part of the forced text; it precedes a branch's text."""
     settings: SamplingSettings
     run_seed: int
     boundaries: Callable[[SampledTrace], Sequence[int]]
-    """The boundaries of a trace that the prover is asked about."""
+    """Boundaries to ask about."""
     common_seeds: bool = False
-    """Whether a branch has the same seed at every boundary of its trace."""
+    """A branch has the same seed at every boundary of its trace."""
 
     def prompt(self, trace: SampledTrace, boundary: int) -> list[int]:
         """The tokens that mu continues from."""
         return [*self.context(trace, boundary), *self.forced_ids]
 
     def seed(self, trace: SampledTrace, boundary: int, branch: int) -> int:
-        """The seed of one branch."""
         where = (trace.iteration, trace.group.problem.id, trace.sample)
         return derive_seed(self.run_seed, "branch", *where, *(() if self.common_seeds else (boundary,)), branch)
 
     def uniforms(self, trace: SampledTrace, count: int) -> NDArray[np.float64]:
-        """[count] random numbers in [0, 1) for the planning of one trace."""
+        """[count] random numbers in [0, 1) for one trace's planning."""
         where = (trace.iteration, trace.group.problem.id, trace.sample)
         return np.random.default_rng(derive_seed(self.run_seed, "plan", *where)).random(count)
 
 
 @dataclass(frozen=True)
 class Branches:
-    """Draws branches: to the end of mu's answer, or to the end of its box."""
+    """Draws branches to the end of mu's answer, or of its box."""
 
     fork: Fork
     closing: Closing | None = None
-    """Given where the forced text opens a box: a branch then ends with the token that closes it."""
+    """Where forced text opens a box: a branch ends with the closing token."""
     likely_tokens: int = 0
-    """The number of candidates to look at at each token; 0 does not look ahead."""
+    """Candidates at each token; 0 does not look ahead."""
     least_probability: float = 0.0
-    """The smallest probability of a candidate that is looked at."""
+    """Of a candidate."""
 
     async def draw(self, trace: SampledTrace, numbers: Mapping[int, range]) -> list[SampledBranch]:
-        """The branches of these numbers at each boundary, in order of boundary and number."""
+        """The branches of these numbers, by boundary."""
         asked = [boundary for boundary, these in numbers.items() if these]
         requests = [self._request(trace, boundary, numbers[boundary]) for boundary in asked]
         first = [c async for c in self.fork.generator.stream(requests)] if requests else []
-        whole = await asyncio.gather(*(self._to_its_end(requests[c.request], c) for c in first))
+        whole = await asyncio.gather(*(self._continue_branch(requests[c.request], c) for c in first))
         drawn = [self._branch(asked[c.request], numbers[asked[c.request]][c.sample], c, cost) for c, cost in whole]
         return sorted(drawn, key=lambda b: (b.boundary, b.branch))
 
@@ -96,22 +93,22 @@ class Branches:
         stops = {*settings.stop_token_ids, *self.closing.brace_ids}
         return msgspec.structs.replace(settings, stop_token_ids=tuple(sorted(stops)))
 
-    async def _to_its_end(self, asked: Request, drawn: "Completion") -> "tuple[Completion, ScoringCost]":
-        """Continue a branch that stopped at a brace which did not close its box. Returns the whole branch, and the cost
-        of the further prompts.
+    async def _continue_branch(self, asked: Request, drawn: "Completion") -> "tuple[Completion, ScoringCost]":
+        """Continue a branch that stopped at a brace inside its box; returns the whole branch, and the further prompts'
+        cost.
         """
         cost = ScoringCost()
-        while (left := self.fork.settings.max_tokens - len(drawn.token_ids)) > 0 and self._stopped_inside(drawn):
+        while (left := self.fork.settings.max_tokens - len(drawn.token_ids)) > 0 and self._is_inside_box(drawn):
             settings = msgspec.structs.replace(self._settings, max_tokens=left)
             seed = drawn.seed + len(drawn.token_ids)
             so_far = [*asked.prompt_ids, *drawn.token_ids]
             request = msgspec.structs.replace(asked, prompt_ids=so_far, seeds=[seed], settings=settings)
             async for more in self.fork.generator.stream([request]):
-                drawn = _joined(drawn, more)
+                drawn = _join_completions(drawn, more)
                 cost += ScoringCost(0, more.prompt_tokens, more.cached_tokens or 0)
         return drawn, cost
 
-    def _stopped_inside(self, drawn: "Completion") -> bool:
+    def _is_inside_box(self, drawn: "Completion") -> bool:
         return (
             self.closing is not None
             and drawn.token_ids[-1] in self.closing.brace_ids
@@ -127,7 +124,7 @@ class Branches:
         return SampledBranch(boundary, number, text, whole, looks=looks, follow_up=follow_up)
 
     def _look(self, drawn: "Completion", step: int) -> CandidateLook:
-        """The answers that could have come of one of a branch's tokens."""
+        """Answers that one of a branch's tokens could have led to."""
         pieces = self.fork.tokens.pieces(drawn.token_ids[:step])
         before = b"".join(pieces)
         left_open: dict[str, float] = defaultdict(float)
@@ -143,19 +140,18 @@ class Branches:
         return CandidateLook(step, dict(left_open), dict(closed), taken)
 
     def _could_end(self, token: int, text: bytes) -> bool:
-        """Whether an answer of this text could be complete. A token that ends the text closes no box any more."""
+        """Whether an answer of this text could be complete; a token that ends the text closes no box."""
         return token not in self.fork.settings.stop_token_ids and could_end(text)
 
 
 def look_ahead_of(branch: SampledBranch, rewards: Mapping[str, float], trust: Trust) -> float:
-    """What looking ahead adds to the reward of a branch, see :func:`mrt_hpc.mrt.values.look_ahead`.
+    """What looking ahead adds to a branch's reward, see :func:`mrt_hpc.mrt.values.look_ahead`.
 
     Args:
-        branch: with its candidates.
-        rewards: of every answer among them.
+        rewards: of all candidates' answers.
         trust: in candidates that may still become something else.
     """
-    return look_ahead([_step(look, rewards, trust.at(look.step)) for look in branch.looks])
+    return look_ahead([_step(look, rewards, trust.share_at(look.step)) for look in branch.looks])
 
 
 def _step(look: CandidateLook, rewards: Mapping[str, float], trust: float) -> BranchStep:
@@ -166,8 +162,8 @@ def _step(look: CandidateLook, rewards: Mapping[str, float], trust: float) -> Br
     )
 
 
-def _joined(first: "Completion", more: "Completion") -> "Completion":
-    """A branch with the tokens that were sampled after it; its prompt is that of its beginning."""
+def _join_completions(first: "Completion", more: "Completion") -> "Completion":
+    """A branch with its later tokens; the prompt is the first part's."""
     drawn = len(first.token_ids)
     spans = [[drawn, more.weights_version], *([drawn + start, version] for start, version in more.later_weights)]
     newest = first.later_weights[-1][1] if first.later_weights else first.weights_version
@@ -182,5 +178,5 @@ def _joined(first: "Completion", more: "Completion") -> "Completion":
 
 
 def openness(look: CandidateLook) -> float:
-    """How open an answer is before its first token: sqrt(1 - sum p^2) over the likely tokens."""
+    """How open an answer is before its first token: sqrt(1 - sum p^2) over likely tokens."""
     return math.sqrt(max(0.0, 1.0 - sum(p * p for p in (*look.open.values(), *look.closed.values()))))

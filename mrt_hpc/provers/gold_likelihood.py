@@ -27,24 +27,22 @@ class GoldLikelihood(OpensBox):
     """
 
     def estimator(self, tools: ProverTools) -> "GoldLikelihoodScore":
-        """Looks up probabilities."""
         return GoldLikelihoodScore(Scorer(tools.fork), tools.writings)
 
 
 @dataclass(frozen=True)
 class GoldLikelihoodScore:
-    """V as the probability of the gold answer, in whatever tokens it is written and its box is closed."""
+    """V as the gold answer's probability, over all its tokenisations and closings."""
 
     votes: ClassVar[bool] = False
     scorer: Scorer
     writings: Callable[[SampledTrace], list[Writing]]
 
     async def value(self, trace: SampledTrace) -> Valuation:
-        """No branches."""
         boundaries = self.scorer.fork.boundaries(trace)
         scored = await self.scorer.score(trace, boundaries, self.writings(trace))
         return replace(scored.valuation, plans=[BoundaryPlan(j, 0, 0.0) for j in boundaries])
 
     def estimate(self, graded: GradedBoundary) -> Estimate:
-        """Its probability, where the verifier finds it right, as it judges every answer."""
+        """Its probability where the verifier, which judges every answer, finds it right."""
         return likelihood(KnownAnswer(a.probability, a.reward) for a in graded.answers)

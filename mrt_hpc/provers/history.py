@@ -1,4 +1,4 @@
-"""What provers learn during a run: answers, how open they are, and how far forecasts may be trusted."""
+"""What provers learn in a run: answers, their openness, and how far forecasts may be trusted."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ from mrt_hpc.run.records import Gold, golds_of
 
 @dataclass
 class AnswerHistory:
-    """The answers seen in the run so far, by problem, and the rewards of answers that were not known beforehand.
+    """Answers seen so far by problem, and rewards of unknown ones.
 
-    Grows as traces are graded. A prover takes what it needs of it before the first branch of a trace: an estimate must
-    not know what was drawn for it.
+    It grows with graded traces. A prover takes what it needs before a trace's first branch: an estimate must not know
+    what was drawn for it.
     """
 
     limit: int
-    """The maximum number of answers a problem, the gold answer among them; several gold answers are all taken."""
+    """Answers a problem, gold included; gold answers are all taken."""
     _seen: dict[str, Counter[str]] = field(default_factory=dict, init=False)
     _right: float = field(default=0.0, init=False)
     _outside: float = field(default=0.0, init=False)
@@ -29,31 +29,31 @@ class AnswerHistory:
     _planner: "Planner | None" = field(default=None, init=False)
 
     def answers(self, problem_id: str, gold: Gold) -> list[str]:
-        """The gold answers, then those seen most often."""
+        """Gold answers, then those seen most."""
         seen, golds = self._seen.get(problem_id, Counter()), golds_of(gold)
         others = [answer for answer, _ in seen.most_common() if answer not in golds]
         return [*golds, *others[: max(0, self.limit - len(golds))]]
 
     def see(self, problem_id: str, answer: str | None) -> None:
-        """Record an answer of a trace or a branch."""
+        """Record an answer of a trace or branch."""
         if answer is not None:
             self._seen.setdefault(problem_id, Counter())[answer] += 1
 
     def learn_unknown(self, reward: float) -> None:
-        """Record the reward of a branch whose answer was not known beforehand."""
+        """Record a branch with an answer not known beforehand."""
         self._right += reward
         self._outside += 1
 
     def learn_step(self, step: int, reward: float) -> None:
-        """Record the reward of a branch that would have been right if its box had closed after this token."""
+        """Record a branch that a box closed after this token would have made right."""
         self._kept[step] = self._kept.get(step, 0.0) + reward
         self._promised[step] = self._promised.get(step, 0.0) + 1.0
 
     def planner(self, extra: float) -> "Planner":
-        """The run's planner of branches, made with the first call: it learns how open answers are in general.
+        """The run's planner, made at the first call, which learns how open answers are.
 
         Args:
-            extra: branches a boundary beside the first, on average.
+            extra: mean branches a boundary beside the first.
         """
         if self._planner is None:
             self._planner = Planner(extra)
@@ -61,50 +61,49 @@ class AnswerHistory:
 
     @property
     def trust(self) -> Trust:
-        """How reliable the forecasts of candidates are, by the answers seen so far."""
+        """How far to trust forecasts of candidates, by the answers so far."""
         return Trust(dict(self._kept), dict(self._promised))
 
     @property
     def baseline(self) -> float:
-        """b: the share of right ones among answers that were not known beforehand, one half of one draw assumed."""
+        """b: the share of right ones among unknown answers, with a prior of half a success in one draw."""
         return (self._right + 0.5) / (self._outside + 1.0)
 
 
 @dataclass
 class Planner:
-    """Decides how many branches each boundary gets beside its first, whose likely tokens show how open the answer is.
+    """Decides how many more branches each boundary gets after its first, by how open the likely tokens leave the
+    answer.
 
-    What it looks at, the probabilities of the first token, is the same whichever branch was drawn, and how open answers
-    are in general it takes from before the trace's first branch: the mean of all branches stays unbiased.
+    First-token probabilities do not depend on the branch, and usual openness is taken before the trace's first branch:
+    the mean of all branches stays unbiased.
     """
 
     extra: float
-    """The mean number of branches a boundary beside the first, before ``most`` limits them."""
+    """Mean extra branches a boundary, before the limit ``most``."""
     most: float = 8.0
-    """The maximum number of branches at a boundary."""
+    """At one boundary."""
     least_spread: float = 0.25
-    """The smallest spread, as a share of the usual one: where the first token is certain, the answer may depend on a
-    later one.
-    """
+    """Least spread as a share of the usual: with a sure first token, a later one may decide."""
     memory: float = 2000.0
-    """The number of boundaries after which one counts half: answers become more certain while the policy learns."""
+    """Boundaries after which one counts half: answers become surer as the policy learns."""
     _spread: float = field(default=0.0, init=False)
     _boundaries: float = field(default=0.0, init=False)
 
     @property
     def usual(self) -> float | None:
-        """The mean spread of recent boundaries."""
+        """Mean spread of recent boundaries."""
         return self._spread / self._boundaries if self._boundaries else None
 
     def counts(
         self, spreads: NDArray[np.float64], uniforms: NDArray[np.float64], usual: float | None
     ) -> NDArray[np.int64]:
-        """The number of further branches at each boundary of a trace.
+        """Further branches at each boundary of a trace.
 
         Args:
             spreads: [J] standard deviation of the first token, see :func:`openness`.
             uniforms: [J] random numbers.
-            usual: ``usual``, as it was before the first branches; None for the first trace, which is its own measure.
+            usual: before the first branches; None for the first trace, its own measure.
         """
         mean = float(spreads.mean()) if usual is None and len(spreads) else usual or 0.0
         spreads = np.maximum(spreads, self.least_spread * mean)

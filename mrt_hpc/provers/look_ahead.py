@@ -31,7 +31,6 @@ class LookAhead(BoxedProver):
     """Whether every boundary gets G branches, or one, and further ones where its answer is still open, G on average."""
 
     def estimator(self, tools: ProverTools) -> "LookingAhead":
-        """Branches with their likely tokens."""
         looking = Branches(tools.fork, tools.closing, self.likely_tokens, self.least_probability)
         planner = None if self.planner == "uniform" else tools.history.planner(self.branches - 1)
         return LookingAhead(looking, self.branches, tools.history, planner)
@@ -39,14 +38,14 @@ class LookAhead(BoxedProver):
 
 @dataclass(frozen=True)
 class LookingAhead(MonteCarlo):
-    """V as the mean of branches' rewards, each corrected by looking ahead at its tokens."""
+    """V as the mean of branches' rewards, each corrected by looking ahead."""
 
     history: AnswerHistory
     planner: Planner | None = None
-    """None draws as many branches at every boundary."""
+    """None draws equally many branches everywhere."""
 
     async def value(self, trace: SampledTrace) -> Valuation:
-        """One branch at every boundary, then as many more as the planner gives each."""
+        """One branch at every boundary, then as many as the planner gives."""
         trust = self.history.trust  # before the first branch: a forecast must not depend on draws
         if self.planner is None:
             return replace(await super().value(trace), trust=trust)
@@ -61,5 +60,5 @@ class LookingAhead(MonteCarlo):
         return Valuation(plans, in_order, trust=trust)
 
     def estimate(self, graded: GradedBoundary) -> Estimate:
-        """The mean of the corrected rewards; a value of a few branches may lie outside [0, 1]."""
+        """Mean of corrected rewards; with few branches it may lie outside [0, 1]."""
         return monte_carlo([b.reward + b.look_ahead for b in graded.branches])

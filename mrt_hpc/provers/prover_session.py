@@ -1,4 +1,4 @@
-"""Runs a prover: the model that serves as mu, the history of the run, and one server to ask."""
+"""Runs a prover: the model that serves as mu, the run's history, and one server to ask."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,55 +13,52 @@ from mrt_hpc.provers.base import Estimator, Prover, ProverTools, every_boundary
 from mrt_hpc.provers.box_tokens import Closing, Writing
 from mrt_hpc.provers.branches import Fork
 from mrt_hpc.provers.history import AnswerHistory
-from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.base import require_kind
 from mrt_hpc.recipe.kinds import ProverSettings
 
 
 @dataclass(frozen=True)
 class ProverModel:
-    """The tokenizer and texts of the model that serves as prover."""
+    """Tokenizer and texts of the prover's model."""
 
     prompter: Prompter
     tokens: TokenBytes
     policy_tokens: TokenBytes | None = None
-    """The tokens of the policy, where mu is another model and reads its traces as text; None where mu is the policy
-    itself.
-    """
+    """The policy's tokens where mu is another model that reads its traces as text; else None."""
 
     @staticmethod
     def of(prompter: Prompter) -> "ProverModel":
-        """The policy itself."""
         return ProverModel(prompter, TokenBytes(prompter.tokenizer))
 
-    def replaced(self, prover: ProverSettings) -> "ProverModel":
-        """The model that a prover names in the policy's place; the policy itself where it names none."""
+    def model_for(self, prover: ProverSettings) -> "ProverModel":
+        """The model that a prover names, else the policy itself."""
         if prover.model is None:
             return self
         prompter = Prompter.of(Path(prover.model), self.prompter.prompt)
         return ProverModel(prompter, TokenBytes(prompter.tokenizer), self.tokens)
 
     def context(self, trace: SampledTrace, boundary: int) -> list[int]:
-        """The prompt and the prefix before a boundary, in mu's tokens."""
+        """Prompt and prefix before a boundary, in mu's tokens."""
         if self.policy_tokens is None:
             return trace.context(boundary)
         sampled = self.policy_tokens.pieces(trace.completion.token_ids[: trace.boundaries[boundary]])
         text = (trace.start.prefix + b"".join(sampled)).decode(errors="replace")
-        return [*self.prompter.encoded(trace.group.problem.problem), *self.prompter.ids(text)]
+        return [*self.prompter.encode_problem(trace.group.problem.problem), *self.prompter.ids(text)]
 
 
 @dataclass(frozen=True)
 class ProverSession:
-    """Asks one server about the prefixes of traces, and adds the answers to the history."""
+    """Asks one server about traces' prefixes, and adds answers to the history."""
 
     estimator: Estimator
     history: AnswerHistory
     branches_think: bool
-    """Whether branches continue the thought, so that they answer only after it has ended."""
+    """Branches continue the thought, and answer only after its end."""
 
 
 @dataclass(frozen=True)
 class ProverFactory:
-    """Makes a session for one server after the other; their history is one."""
+    """Makes sessions for servers, with one history."""
 
     prover: Prover
     model: ProverModel
@@ -71,35 +68,32 @@ class ProverFactory:
 
     @staticmethod
     def of(section: ProverSettings, policy: ProverModel, run_seed: int) -> "ProverFactory":
-        """Make a factory with an empty history.
+        """A factory with an empty history.
 
         Args:
-            section: the recipe's.
-            policy: the policy as prover; replaced where the prover names another model.
+            policy: as prover, unless that names another model.
             run_seed: of all branches.
         """
-        prover, model = as_kind(section, Prover), policy.replaced(section)
+        prover, model = require_kind(section, Prover), policy.model_for(section)
         return ProverFactory(prover, model, run_seed, Closing(model.tokens), AnswerHistory(prover.known_answer_limit))
 
     @property
     def longest_question(self) -> int:
-        """The maximum number of tokens that asking adds to a trace: the forced text and the answer."""
+        """Most tokens that asking adds to a trace: forced text and answer."""
         return len(self.model.prompter.ids(self.prover.question)) + self.prover.max_tokens
 
     def session(
         self, generator: Generator, boundaries: Callable[[SampledTrace], Sequence[int]] = every_boundary
     ) -> ProverSession:
-        """Asks ``generator`` about these boundaries of each trace."""
+        """The session asks about these boundaries of each trace."""
         tools = ProverTools(self._fork(generator, boundaries), self.closing, self.history, self.writings)
         return ProverSession(self.prover.estimator(tools), self.history, self.prover.thinks_on)
 
     def writings(self, trace: SampledTrace) -> list[Writing]:
-        """The tokens that can write the answers known for a trace's problem, gold first; without answers that no branch
-        is long enough for.
-        """
+        """Writings of a problem's known answers, gold first, that a branch is long enough for."""
         problem = trace.group.problem
         writings = [
-            self.closing.writing(answer, self.model.prompter.ids(answer))
+            self.closing.ways_to_write(answer, self.model.prompter.ids(answer))
             for answer in self.history.answers(problem.id, problem.answer)
         ]
         return [w for w in writings if 0 < w.longest <= self.prover.max_tokens]

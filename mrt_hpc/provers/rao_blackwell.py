@@ -28,11 +28,9 @@ class RaoBlackwell(BoxedProver):
 
     @property
     def known_answer_limit(self) -> int:
-        """How many answers a problem the prover wants to know beforehand, the gold answer among them."""
         return self.known_answers
 
     def estimator(self, tools: ProverTools) -> "RaoBlackwellEstimator":
-        """Looks up probabilities, and draws G branches."""
         branches = Branches(tools.fork, tools.closing)
         return RaoBlackwellEstimator(Scorer(tools.fork), branches, self.branches, tools.history, tools.writings)
 
@@ -48,10 +46,10 @@ class RaoBlackwellEstimator:
     """G, branches a boundary."""
     history: AnswerHistory
     writings: Callable[[SampledTrace], list[Writing]]
-    """The ways of writing the answers that are known for a trace's problem."""
+    """Of a problem's known answers."""
 
     async def value(self, trace: SampledTrace) -> Valuation:
-        """Ask for the probabilities of the known answers first, then for the branches."""
+        """Known answers' probabilities first, then branches."""
         boundaries, baseline = self.scorer.fork.boundaries(trace), self.history.baseline
         scored = await self.scorer.score(trace, boundaries, self.writings(trace))
         plans = [BoundaryPlan(j, self.count, baseline) for j in boundaries]

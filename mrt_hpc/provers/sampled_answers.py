@@ -1,5 +1,5 @@
-"""V as a mean over sampled branches, and the provers that take it: a forced answer, a boxed one, a continuation; and V
-as the outcome of a vote of the branches.
+"""V as a mean over branches, with its provers (a forced answer, a boxed one, a continuation), and V as a vote of
+branches.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,6 @@ from mrt_hpc.run.records import Branch
 
 @dataclass(frozen=True)
 class MonteCarlo:
-    """V as the mean reward of G branches."""
-
     votes: ClassVar[bool] = False
     branches: Branches
     count: int
@@ -47,7 +45,6 @@ class ForcedAnswer(SamplingProver):
     type: Literal["forced_answer"] = "forced_answer"
 
     def estimator(self, tools: ProverTools) -> MonteCarlo:
-        """G branches at each boundary."""
         return MonteCarlo(Branches(tools.fork), self.branches)
 
 
@@ -60,7 +57,6 @@ class BoxedAnswer(BoxedProver):
     type: Literal["boxed_answer"] = "boxed_answer"
 
     def estimator(self, tools: ProverTools) -> MonteCarlo:
-        """G branches at each boundary, each to the end of its box."""
         return MonteCarlo(Branches(tools.fork, tools.closing), self.branches)
 
 
@@ -78,7 +74,6 @@ class Continuation(SamplingProver):
     """G, the number of rollouts from each boundary."""
 
     def estimator(self, tools: ProverTools) -> MonteCarlo:
-        """G rollouts from each boundary."""
         return MonteCarlo(Branches(tools.fork), self.branches)
 
 
@@ -92,17 +87,14 @@ class Majority(SamplingProver):
     type: Literal["majority"] = "majority"
 
     def estimator(self, tools: ProverTools) -> "MajorityVote":
-        """G branches at each boundary, which vote."""
         return MajorityVote(Branches(tools.fork), self.branches)
 
 
 class MajorityVote(MonteCarlo):
-    """V as the outcome of a vote of the branches."""
-
     votes: ClassVar[bool] = True
 
     def estimate(self, graded: GradedBoundary) -> Estimate:
-        """maj@G, weighted by mean token probability; answers that say the same vote together."""
+        """maj@G, weighted by mean token probability; equivalent answers vote together."""
         return majority([_vote(branch, graded.same) for branch in graded.branches])
 
 

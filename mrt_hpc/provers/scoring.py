@@ -1,9 +1,8 @@
-"""The exact probabilities of answers that are known beforehand, without a branch.
+"""Exact probabilities of known answers, without a branch.
 
-A model may write one answer in several ways: ``12`` as one token or as two, its box closed by ``}`` or by ``}.``. The
-probability of the answer is the sum over these ways. They form a tree of beginnings. The beginnings that the tokenizer
-itself would write are asked about at once; another one is asked about where more than a small share of the sum may lie
-behind it. What is left out is bounded: it is less than the probability of all beginnings that nothing was asked after.
+An answer's probability sums over its writings: ``12`` is one token or two, its box closed by ``}`` or ``}.``. They form
+a tree of beginnings. The tokenizer's own are asked about at once, others where more than a small share may lie behind
+them; the probability of the rest is a bound.
 """
 
 from collections import defaultdict
@@ -20,30 +19,28 @@ from mrt_hpc.provers.branches import Fork
 
 Prefix = tuple[int, ...]
 Looks = dict[tuple[int, Prefix], set[int]]
-"""The tokens whose probability is asked for, by boundary and beginning."""
+"""Tokens asked for, by boundary and beginning."""
 SMALL_SHARE = 1e-3
-"""The share of an answer's probability below which a beginning is left out."""
+"""Share of an answer's probability below which a beginning is left out."""
 SMALL = 1e-5
-"""The probability below which a beginning is left out whatever the answer's own is: rewards are 0 or 1, and values are
-their means.
-"""
+"""Probability below which any beginning is left out: rewards are 0 or 1, and values their means."""
 MOST_OPENED = 64
-"""The maximum number of beginnings of one answer at one boundary, beside the tokenizer's own."""
+"""Beginnings of one answer at one boundary, beside the tokenizer's own."""
 
 
 @dataclass
 class Count:
-    """The ways of writing one answer at one boundary that have been counted so far."""
+    """The counted writings of one answer at one boundary."""
 
     writing: Writing
     most_tokens: int
-    """The maximum number of tokens of a way, closing token included: a branch is no longer."""
+    """Of a writing, closing token included: a branch is no longer."""
     probability: float = 0.0
-    """The probability of the ways counted so far."""
+    """Of the writings counted so far."""
     opened: set[Prefix] = field(default_factory=set)
-    """The beginnings after which every way of closing the box is counted."""
+    """Beginnings after which every closing is counted."""
     waiting: dict[Prefix, float] = field(default_factory=lambda: {(): 1.0})
-    """The probability of each beginning that nothing was asked after: no more than this can be missing behind it."""
+    """Beginnings that nothing was asked after: their probabilities bound what is missing."""
 
     @property
     def own(self) -> list[Prefix]:
@@ -52,65 +49,60 @@ class Count:
 
     @property
     def worthwhile(self) -> list[Prefix]:
-        """The beginnings behind which more than a small share may lie, the likeliest first."""
+        """Beginnings behind which more than a small share may lie, likeliest first."""
         least = max(SMALL, SMALL_SHARE * self.probability)
         likely = sorted((p for p, mass in self.waiting.items() if mass > least), key=lambda p: -self.waiting[p])
         return likely[: max(0, MOST_OPENED + len(self.own) - len(self.opened))]
 
     @property
-    def missing(self) -> float:
-        """The largest probability that the ways which are not counted can have together."""
+    def missing_mass(self) -> float:
+        """An upper bound of the uncounted writings' probability."""
         return sum(self.waiting.values())
 
-    def asked(self, prefix: Prefix) -> set[int]:
-        """The tokens whose probability after a beginning is needed."""
-        return {*self._closing(prefix), *self._following(prefix)}
+    def asked_tokens(self, prefix: Prefix) -> set[int]:
+        """Tokens whose probability after a beginning is needed."""
+        return {*self._closing_tokens(prefix), *self._following_tokens(prefix)}
 
     def open(self, prefix: Prefix, logprobs: Mapping[int, float]) -> None:
-        """Count the ways that end right after a beginning, and add the beginnings that continue it.
-
-        Args:
-            prefix: one of those waiting.
-            logprobs: of the tokens asked for after it.
-        """
+        """Count writings that end right after a waiting beginning, and add its continuations."""
         mass = self.waiting.pop(prefix)
         self.opened.add(prefix)
-        self.probability += mass * float(sum(np.exp(logprobs[token]) for token in self._closing(prefix)))
-        for token in self._following(prefix):
+        self.probability += mass * float(sum(np.exp(logprobs[token]) for token in self._closing_tokens(prefix)))
+        for token in self._following_tokens(prefix):
             self.waiting[*prefix, token] = mass * float(np.exp(logprobs[token]))
 
     def holds(self, token_ids: Sequence[int]) -> bool:
-        """Whether a branch of exactly these tokens is one of the counted ways."""
+        """Whether a branch of exactly these tokens is counted."""
         prefix = tuple(token_ids[:-1])
-        return prefix in self.opened and bool(token_ids) and token_ids[-1] in self._closing(prefix)
+        return prefix in self.opened and bool(token_ids) and token_ids[-1] in self._closing_tokens(prefix)
 
-    def _closing(self, prefix: Prefix) -> tuple[int, ...]:
+    def _closing_tokens(self, prefix: Prefix) -> tuple[int, ...]:
         step = self.writing.step(prefix)
         return () if step is None else step.closing
 
-    def _following(self, prefix: Prefix) -> Iterable[int]:
-        """The tokens that continue a beginning, where a way behind them is still short enough."""
+    def _following_tokens(self, prefix: Prefix) -> Iterable[int]:
+        """Tokens that continue a beginning within the length limit."""
         step = self.writing.step(prefix)
         return () if step is None or len(prefix) + 2 > self.most_tokens else step.following
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The probabilities of the known answers, before a branch is drawn."""
+    """Probabilities of known answers, before any branch."""
 
     valuation: Valuation
     counts: dict[int, list[Count]]
-    """The counts by boundary, one for each answer."""
+    """By boundary, one for each answer."""
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """Looks up the exact probabilities of answers, by one-token requests that find their prefix in the cache."""
+    """Looks up exact probabilities by one-token requests whose prefixes are cached."""
 
     fork: Fork
 
     async def score(self, trace: SampledTrace, boundaries: Sequence[int], writings: Sequence[Writing]) -> Scored:
-        """Every answer's probability at every boundary, closing brace included, at mu's temperature."""
+        """Each answer's probability at each boundary, closing brace included, at mu's temperature."""
         longest = self.fork.settings.max_tokens
         counts = {j: [Count(writing, longest) for writing in writings] for j in boundaries}
         looks = {j: self._look(trace, j) for j in boundaries}
@@ -126,10 +118,10 @@ class Scorer:
         return Request(self.fork.prompt(trace, boundary), [0], settings, family=trace.group.problem.id)
 
     async def _open(self, looks: Mapping[int, Request], todo: Sequence[tuple[int, Count, list[Prefix]]]) -> ScoringCost:
-        """Ask what follows some beginnings, each once for all answers that begin so, and count it."""
+        """Ask after beginnings, each once for all answers that share it, and count."""
         wanted = _looks(todo)
         asked = [(j, prefix, ids) for (j, prefix), tokens in wanted.items() for ids in _parts(sorted(tokens))]
-        requests = [_after(looks[j], prefix, ids) for j, prefix, ids in asked]
+        requests = [_look_request(looks[j], prefix, ids) for j, prefix, ids in asked]
         logprobs: dict[tuple[int, Prefix], dict[int, float]] = defaultdict(dict)
         prompt_tokens = cached_tokens = 0
         async for c in self.fork.generator.stream(requests):
@@ -143,20 +135,20 @@ class Scorer:
         return ScoringCost(len(requests), prompt_tokens, cached_tokens)
 
 
-def _after(look: Request, prefix: Prefix, score_ids: list[int]) -> Request:
-    """The request that looks at some tokens after a beginning of an answer."""
+def _look_request(look: Request, prefix: Prefix, score_ids: list[int]) -> Request:
+    """The request for some tokens after a beginning."""
     return msgspec.structs.replace(look, prompt_ids=[*look.prompt_ids, *prefix], score_ids=score_ids)
 
 
 def _looks(todo: Sequence[tuple[int, Count, list[Prefix]]]) -> Looks:
-    """The tokens to ask for; answers share the requests at their common beginnings."""
+    """Tokens to ask for; answers share requests at common beginnings."""
     looks: Looks = defaultdict(set)
     for j, count, prefixes in todo:
         for prefix in prefixes:
-            looks[j, prefix] |= count.asked(prefix)
+            looks[j, prefix] |= count.asked_tokens(prefix)
     return looks
 
 
 def _parts(ids: list[int]) -> list[list[int]]:
-    """Requests of no more tokens at once than a server gives probabilities of."""
+    """Requests within the number of probabilities that a server gives at once."""
     return [ids[at : at + MOST_LOGPROBS] for at in range(0, len(ids), MOST_LOGPROBS)]

@@ -18,7 +18,6 @@ class Because:
 Count = Annotated[int, Field(ge=1, le=1_000_000), Because("no run ends with more")]
 """Iterations, steps, and problems, rollouts and branches of one."""
 NotNegative = Annotated[int, Field(ge=0, le=1_000_000), Because("no run ends with more")]
-"""A count that may be 0."""
 Items = Annotated[int, Field(ge=1, le=1_000_000_000), Because("no node reads more")]
 """Lines of a data file."""
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1), Because("generators take 63 bits")]
@@ -44,7 +43,6 @@ Queued = Annotated[int, Field(ge=1, le=100_000_000), Because("no queue holds mor
 """Jobs and array tasks in a queue."""
 Share = Annotated[float, Field(ge=0, le=1)]
 NumberFormat = Literal["float32", "bfloat16", "float16"]
-"""Number formats of weights and activations."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 OPTION = r"^[a-z][a-z0-9-]*$"
@@ -57,9 +55,8 @@ PATTERNS = {
     PARTITION: "characters without a line break or a blank, with commas between several names",
     GPU_TYPE: "letters, digits, dots, underscores, hyphens and pluses, as sinfo shows a type of GPU, without its count",
 }
-"""The patterns that texts are checked with, in words."""
 Name = Annotated[str, Field(pattern=NAME)]
-"""Names become parts of paths and job names, hence no spaces and no slashes."""
+"""Parts of paths and job names, hence no spaces and no slashes."""
 
 
 def _one_line(text: str) -> str:
@@ -71,7 +68,7 @@ def _one_line(text: str) -> str:
 
 
 Line = Annotated[str, AfterValidator(_one_line)]
-"""Text within a line of a job script; a line break would put the rest on a line of its own."""
+"""A line break would put the rest of the text on its own line of a job script."""
 
 
 def _path(text: str) -> str:
@@ -81,7 +78,7 @@ def _path(text: str) -> str:
 
 
 PathText = Annotated[str, AfterValidator(_path)]
-"""The path of a file or folder that somebody has made: not empty, not the root of the filesystem."""
+"""Refuses empty text and the root of the filesystem."""
 
 
 def _visible(text: str) -> str:
@@ -91,26 +88,18 @@ def _visible(text: str) -> str:
 
 
 Visible = Annotated[str, AfterValidator(_visible)]
-"""A text that a paragraph can begin with; the empty one begins each."""
+"""A text that a paragraph can begin with."""
 
 
 def misfit(field: str, reason: str, fits: str | None = None) -> PydanticCustomError:
-    """The refusal of a combination.
-
-    Args:
-        field: the field to change first, with dots.
-        reason: the values that the field may have, and why.
-        fits: a value of the field that removes this refusal, as YAML; None where it is not known.
+    """The refusal of a combination: ``field`` (with dots) is to be changed first, and ``fits`` is a value, as YAML,
+    that removes the refusal.
     """
     return PydanticCustomError("misfit", "{reason}", {"field": field, "reason": reason, "fits": fits})
 
 
 def refuse_all(*checks: Callable[[], None]) -> None:
-    """Make several checks, each of which refuses with a ``misfit``.
-
-    Raises:
-        ValidationError: the refusals of all of them, one for each field.
-    """
+    """Make several checks, and raise their ``misfit``s as one ValidationError."""
     refused: dict[str, PydanticCustomError] = {}
     for check in checks:
         try:
@@ -132,12 +121,8 @@ class Section(BaseModel):
 K = TypeVar("K")
 
 
-def as_kind(section: Section, kind: type[K]) -> K:
-    """Return a section as the class of a higher layer that it must be.
-
-    Raises:
-        TypeError: its class is not a subclass of ``kind``.
-    """
+def require_kind(section: Section, kind: type[K]) -> K:
+    """Refuses another class with a TypeError."""
     if not isinstance(section, kind):
         raise TypeError(f"{type(section).__name__} is not a subclass of {kind.__module__}.{kind.__name__}")
     return section

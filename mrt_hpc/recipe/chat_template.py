@@ -1,9 +1,11 @@
-"""The chat template of a model directory, rendered by jinja2 alone as transformers does it, and the check of what it
-makes of a question: the whole text is looked at, so that nothing has to be known of the model family.
+"""The chat template of a model directory, rendered by jinja2 alone as transformers does it. The check looks at the
+whole resulting text, so that no model family has to be known.
 """
 
 import json
+import multiprocessing
 import re
+import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
@@ -16,39 +18,41 @@ from jinja2 import Template, TemplateError, meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.errors import Advice, UserError, nearest
+from mrt_hpc.recipe.ownership import file_bytes
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from jinja2.nodes import Node
     from jinja2.parser import Parser
 
     from mrt_hpc.recipe.sections import Prompt
 
 Render = Callable[[Sequence[Mapping[str, str]], bool], str]
-"""Renders messages, and opens the model's next turn if that is asked for."""
+"""Renders messages; if asked to, opens the model's next turn."""
 
 TODAY = date(2025, 1, 1)
-"""The day that templates write as today's, unless the recipe names another."""
+"""Templates' "today", unless the recipe names another day."""
 OF_EVERY_TEMPLATE = {
     "messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "bos_token",
     "eos_token", "pad_token", "unk_token", "conversation", "chat_template", "continue_final_message", "tokenize",
     "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
     "tokenizer_kwargs",
 }  # fmt: skip
-"""Names that transformers gives to every template, or takes for itself: no variables of a recipe."""
+"""transformers gives these to every template, or takes them for itself: recipes cannot set them."""
 QUESTION, COMPLETION, NEXT = "QUESTION-OF-THE-USER", "COMPLETION-OF-THE-MODEL", "NEXT-QUESTION-OF-THE-USER"
-"""They stand for the texts of a conversation, whose other texts are looked at."""
+"""These stand for texts of a conversation whose other texts are checked."""
 _TAG_OF_A_THOUGHT = re.compile(r"[<\[][^<>\[\]\s]{0,40}(?:think|thought|reason)[^<>\[\]\s]{0,40}[>\]]", re.IGNORECASE)
+LONGEST_TEMPLATE = 2**20
+RENDERS_WITHIN_S, RENDERS_WITHIN_BYTES = 5, 2**30
+"""Limits of a check: processor seconds, and bytes of memory."""
 OWN_FILES = ("chat_template.jinja", "tokenizer_config.json", "chat_template.json")
-"""The files of a model directory that may hold its template, by precedence."""
+"""The first one that exists counts."""
 
 
 def template_text(directory: Path, prompt: "Prompt") -> str | None:
-    """The template that the prompts of a model are written with: the recipe's, or the model's own; None without one.
-
-    Raises:
-        UserError: a file is damaged, or the model has several templates and no default.
-    """
+    """The recipe's template, or the model's own. Refuses several templates without a default."""
     if prompt.chat_template is not None:
         return _read(Path(prompt.chat_template))
     if (path := directory / OWN_FILES[0]).is_file():
@@ -59,8 +63,8 @@ def template_text(directory: Path, prompt: "Prompt") -> str | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return file_bytes(path, LONGEST_TEMPLATE).decode()
+    except (OSError, ValueError) as error:
         raise UserError(
             f"a chat template cannot be read: {error}",
             where=path,
@@ -70,7 +74,6 @@ def _read(path: Path) -> str:
 
 
 def _default(stored: Any, directory: Path) -> str | None:
-    """The one template that is used, of a text or of a list of named ones."""
     if stored is None or isinstance(stored, str):
         return stored
     templates = [template for template in stored if isinstance(template, dict)] if isinstance(stored, list) else []
@@ -92,13 +95,9 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def json_of(path: Path, where: object) -> dict[str, Any]:
-    """What a file of a model holds; ``where`` is its place in words.
-
-    Raises:
-        UserError: it holds no JSON object.
-    """
+    """A JSON object from a model's file; ``where`` is its place in words."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(file_bytes(path))
         if not isinstance(content, dict):
             raise ValueError("it holds no JSON object")
     except (ValueError, RecursionError) as error:
@@ -111,25 +110,22 @@ def json_of(path: Path, where: object) -> dict[str, Any]:
     return content
 
 
-def named_in(template: str) -> set[str]:
-    """The variables that a template reads and a recipe may set.
+def variables_read(template: str) -> set[str]:
+    """The variables that a template reads and a recipe may set."""
+    try:
+        return set(meta.find_undeclared_variables(_environment().parse(template))) - OF_EVERY_TEMPLATE
+    except RecursionError as error:
+        raise TemplateError("it is nested too deeply") from error
 
-    Raises:
-        UserError: it is no template.
-    """
-    return set(meta.find_undeclared_variables(_environment().parse(template))) - OF_EVERY_TEMPLATE
 
-
-def given_to(prompt: "Prompt") -> dict[str, Any]:
-    """What every rendering of a prompt gives to the template besides the messages: the recipe's variables, and a clock
-    that stands still, so that a prompt does not change at midnight.
-    """
+def render_context(prompt: "Prompt") -> dict[str, Any]:
+    """The recipe's variables, and a clock that stands still, so that a prompt does not change at midnight."""
     now = datetime.combine(prompt.date or TODAY, time())
     return {"strftime_now": now.strftime, **prompt.template_variables}
 
 
 class _Generation(Extension):
-    """The tag with which templates mark what the model wrote; only its content is written."""
+    """Templates mark the model's text with this tag; only its content is written."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own attribute
 
@@ -139,7 +135,6 @@ class _Generation(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """What transformers gives to templates."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -153,20 +148,18 @@ def _raise(message: str) -> NoReturn:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """JSON without the escapes of HTML that jinja2's own filter writes."""
+    """HTML's escapes are left out, which jinja2's own filter writes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 @dataclass(frozen=True)
 class StoredTemplate:
-    """The template of a model directory, which is rendered where transformers is not installed."""
-
     directory: Path
     prompt: "Prompt"
     text: str
 
     @cached_property
-    def _compiled(self) -> Template:
+    def _compiled_template(self) -> Template:
         return _environment().from_string(self.text)
 
     @cached_property
@@ -179,24 +172,15 @@ class StoredTemplate:
         return {name: text for name, text in contents.items() if name.endswith("_token") and isinstance(text, str)}
 
     def render(self, messages: Sequence[Mapping[str, str]], open_next: bool) -> str:
-        """Return the text of a conversation."""
-        given = {**self._special_tokens, **given_to(self.prompt)}
-        return self._compiled.render(
+        given = {**self._special_tokens, **render_context(self.prompt)}
+        return self._compiled_template.render(
             messages=messages, tools=None, documents=None, add_generation_prompt=open_next, **given
         )
 
 
 def check_stored(directory: Path, prompt: "Prompt", field: str, *, variables: bool = True) -> None:
-    """Refuse a model whose template makes no usable prompt; before anything is queued.
-
-    Args:
-        directory: of the model.
-        prompt: of the recipe.
-        field: of the recipe that names the model.
-        variables: whether the template must read each of prompt.template_variables.
-
-    Raises:
-        UserError: naming what the template makes of a question, or the template's own words.
+    """Refuse a model whose template makes no usable prompt, before anything is queued. ``field`` names the model;
+    ``variables`` asks the template to read each of prompt.template_variables.
     """
     if (text := template_text(directory, prompt)) is None:
         raise UserError(
@@ -208,8 +192,52 @@ def check_stored(directory: Path, prompt: "Prompt", field: str, *, variables: bo
             "{{ messages[0]['content'] }} and a new line",
         )
     where = f"{field}, {prompt.chat_template or directory}"
+    if len(text) > LONGEST_TEMPLATE:
+        raise UserError(
+            "the chat template is too long",
+            value=f"{len(text):,} characters",
+            where=where,
+            expected=f"at most {LONGEST_TEMPLATE:,}",
+            advice="set prompt.chat_template to another file",
+        )
     stored = StoredTemplate(directory, prompt, text)
-    CheckedTemplate(stored.render, prompt, text, where).check(variables=variables)
+    _check_within_limits(CheckedTemplate(stored.render, prompt, text, where), variables=variables)
+
+
+def _check_within_limits(template: "CheckedTemplate", *, variables: bool) -> None:
+    """Check in a child of this process: a model's template may ask for any time and memory."""
+    own = multiprocessing.get_context("fork")
+    told, answers = own.Pipe(duplex=False)
+    child = own.Process(target=_answer_check, args=(template, variables, answers), daemon=True)
+    child.start()
+    answers.close()
+    try:
+        refused: UserError | None = told.recv()
+    except EOFError:
+        refused = UserError(
+            f"the chat template takes more than {RENDERS_WITHIN_S} s or {RENDERS_WITHIN_BYTES:,} bytes for a prompt",
+            where=template.where,
+            expected="a template that writes a conversation in milliseconds",
+            advice="set prompt.chat_template to a file with another template",
+        )
+    child.join()
+    if refused is not None:
+        raise refused
+
+
+def _answer_check(template: "CheckedTemplate", variables: bool, answers: "Connection") -> None:
+    """Send the error of a check, or None; nothing where a limit ends this process."""
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_CPU, (RENDERS_WITHIN_S, RENDERS_WITHIN_S))
+    resource.setrlimit(resource.RLIMIT_AS, (held + RENDERS_WITHIN_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    try:
+        template.check(variables=variables)
+    except UserError as refused:
+        answers.send(refused)
+    except MemoryError:
+        return
+    else:
+        answers.send(None)
 
 
 @dataclass(frozen=True)
@@ -219,50 +247,43 @@ class CheckedTemplate:
     rendered: Render
     prompt: "Prompt"
     text: str
-    """The template itself."""
     where: str
-    """The field of the recipe and the place of the template, for messages."""
+    """The field of the recipe and the place, for messages."""
 
     def render(self, messages: Sequence[Mapping[str, str]], open_next: bool) -> str:
-        """Return the text of a conversation.
-
-        Raises:
-            UserError: the template refuses it, in its own words.
-        """
+        """Refuses with the template's own words."""
         try:
             return self.rendered(messages, open_next)
+        except MemoryError:
+            raise  # of the limit of the check
         except Exception as error:  # a template may fail in any way that an expression of Python can
-            raise self._failed(error, messages) from error
+            raise self._template_error(error, messages) from error
 
-    def _failed(self, error: Exception, messages: Sequence[Mapping[str, str]]) -> UserError:
+    def _template_error(self, error: Exception, messages: Sequence[Mapping[str, str]]) -> UserError:
         return UserError(
             f"the chat template cannot write this conversation: {type(error).__name__}: {error}",
             value=", ".join(message["role"] for message in messages),
             where=self.where,
             expected="a template that writes messages of a user and an assistant, without tools",
-            advice="set prompt.chat_template to a file with such a template" + self._variables_hint(),
+            advice=Advice("set prompt.chat_template to a file with such a template{hint}", hint=self._variables_hint()),
         )
 
     def check(self, *, variables: bool = True) -> None:
-        """Refuse a template whose prompt does not hold the question once, or does not end in one open thought.
-
-        Raises:
-            UserError: naming what the template writes behind a question.
-        """
+        """Refuse a template whose prompt does not hold the question once, or does not end in one open thought."""
         if variables and self.prompt.template_variables:
             self._check_variables()
         asked = self.render([user(QUESTION)], True)
         if asked.count(QUESTION) != 1:
-            raise self._refused(
+            raise self._thought_tag_error(
                 f"the chat template writes the question {asked.count(QUESTION)} times", asked, "once, and whole"
             )
         self._check_opening(asked.partition(QUESTION)[2])
 
     def _check_variables(self) -> None:
         try:
-            known = named_in(self.text)
+            known = variables_read(self.text)
         except TemplateError as error:
-            raise self._failed(error, []) from error
+            raise self._template_error(error, []) from error
         for name in self.prompt.template_variables:
             if name not in known:
                 guess = nearest(name, sorted(known))
@@ -271,40 +292,38 @@ class CheckedTemplate:
                     value=name,
                     where=f"prompt.template_variables, {self.where}",
                     expected=f"one of {', '.join(sorted(known))}" if known else "none: this template reads no variable",
-                    advice=f"--set prompt.template_variables='{{{guess}: ...}}'" if guess else "leave the variable out",
+                    advice=Advice("--set {variables}", variables=f"prompt.template_variables={{{guess}: ...}}")
+                    if guess
+                    else "leave the variable out",
                 )
 
     def _check_opening(self, behind: str) -> None:
-        """Refuse a closed thought, and one that is opened twice or in other words than the recipe's.
-
-        Args:
-            behind: what the template writes behind a question, up to where the model goes on.
-        """
+        """Refuse a closed thought, and one that is opened twice or in other words than the recipe's."""
         start, end = self.prompt.thought_start.strip(), self.prompt.thought_end.strip()
-        behind = without_named_tags(behind, start, end)
-        whole = opened(behind, self.prompt.thought_start)
+        behind = drop_named_tags(behind, start, end)
+        whole = open_thought(behind, self.prompt.thought_start)
         if end and end in whole and not self._ends_turns(end):
-            raise self._refused("the chat template closes the thought before the model writes anything", whole)
+            raise self._thought_tag_error(
+                "the chat template closes the thought before the model writes anything", whole
+            )
         if not start:
             return
         if whole.count(start) != 1:
-            raise self._refused(f"the prompt opens the thought {whole.count(start)} times", whole)
+            raise self._thought_tag_error(f"the prompt opens the thought {whole.count(start)} times", whole)
         if (own := self._own_opening(behind)) is not None:
-            raise self._refused(
+            raise self._thought_tag_error(
                 f"the chat template begins the model's turn in a way of its own, {own!r}, before {start!r}", whole
             )
 
     def _ends_turns(self, text: str) -> bool:
-        """Whether a text ends every turn of the model, so that behind a question it closes no thought."""
+        """Whether a text ends every turn of the model, and so closes no thought behind a question."""
         turns = self.turns()
         return turns is not None and text in turns[1]
 
     def _own_opening(self, behind: str) -> str | None:
-        """What shows that the model's turn does not begin with the recipe's tag; None where nothing does.
-
-        A turn that the model is to write is compared with one that it has written: text in the first alone is a thought
-        that the template opens, or opens and closes, in whatever tags; text in the second alone that holds no tag of
-        the recipe is a part of the turn that the model has to begin itself.
+        """Evidence that the model's turn does not begin with the recipe's tag. Text in the open turn alone is a thought
+        that the template opens (and may close), in whatever tags; text in the written turn alone without a tag of the
+        recipe is a part that the model has to begin itself.
         """
         start, end = self.prompt.thought_start.strip(), self.prompt.thought_end.strip()
         writes_it = behind.rstrip().endswith(start)
@@ -321,9 +340,7 @@ class CheckedTemplate:
         return rest if rest and not writes_it and start not in self.text else None
 
     def turns(self) -> tuple[str, str] | None:
-        """The texts before and behind an answer that a further question follows; None where the template does not write
-        such a conversation.
-        """
+        """The texts around an answer before a further question; None where the template writes no such conversation."""
         try:
             text = self.render([user(QUESTION), {"role": "assistant", "content": COMPLETION}, user(NEXT)], True)
         except UserError:
@@ -333,14 +350,14 @@ class CheckedTemplate:
         return (before, between) if answered and asked else None
 
     def ending(self) -> str:
-        """The text behind an answer that nothing follows; empty where the template does not write that."""
+        """The text behind the last answer."""
         try:
             text = self.render([user(QUESTION), {"role": "assistant", "content": COMPLETION}], False)
         except UserError:
             return ""
         return text.partition(COMPLETION)[2]
 
-    def _refused(self, what: str, text: str, expected: str | None = None) -> UserError:
+    def _thought_tag_error(self, what: str, text: str, expected: str | None = None) -> UserError:
         start = self.prompt.thought_start
         wanted = f"{start!r} once, at the end of the prompt, and no {self.prompt.thought_end!r} behind the question"
         return UserError(
@@ -348,31 +365,34 @@ class CheckedTemplate:
             value=text,
             where=self.where,
             expected=expected or wanted,
-            advice="set prompt.chat_template to a file with a template that does so, or prompt.thought_start and "
-            "prompt.thought_end to the model's own tags" + self._variables_hint(),
+            advice=Advice(
+                "set prompt.chat_template to a file with a template that does so, or prompt.thought_start and "
+                "prompt.thought_end to the model's own tags{hint}",
+                hint=self._variables_hint(),
+            ),
         )
 
-    def _variables_hint(self) -> str:
-        """The variables of the template that may concern thoughts."""
+    def _variables_hint(self) -> Advice:
         try:
             known = sorted(
-                (name for name in named_in(self.text) if re.search("think|reason", name)),
+                (name for name in variables_read(self.text) if re.search("think|reason", name)),
                 key=lambda name: (name not in ("enable_thinking", "thinking"), name),
             )
         except TemplateError:
-            return ""
-        hint = f"; this template reads {', '.join(known)}, as in "
-        return f"{hint}--set 'prompt.template_variables={{{known[0]}: true}}'" if known else ""
+            known = []
+        if not known:
+            return Advice("")
+        set_first = f"prompt.template_variables={{{known[0]}: true}}"
+        return Advice("; this template reads {names}, as in --set {set_first}", names=known, set_first=set_first)
 
 
 def user(content: str) -> dict[str, str]:
-    """A message of the user."""
     return {"role": "user", "content": content}
 
 
-def without_named_tags(behind: str, start: str, end: str) -> str:
-    """A text without pairs of tags that an instruction only names, as in "write your work in <think> </think> tags": on
-    one line, with words between them and a thought that is opened later.
+def drop_named_tags(behind: str, start: str, end: str) -> str:
+    """Leaves out pairs of tags that an instruction only names, as in "write your work in <think> </think> tags": on one
+    line, with words in between and a later opening of the thought.
     """
     if not start or not end:
         return behind
@@ -381,12 +401,11 @@ def without_named_tags(behind: str, start: str, end: str) -> str:
 
 
 def _whole_tag(text: str, start: int) -> str:
-    """The text from a place on, or from the start of the tag that the place lies in."""
     tag = text.rfind("<", 0, start)
     return text[tag if tag >= 0 and ">" not in text[tag:start] and text[start:] else start :]
 
 
-def opened(text: str, thought_start: str) -> str:
-    """A prompt with the opening of the thought, unless the template has written it."""
+def open_thought(text: str, thought_start: str) -> str:
+    """Adds the opening of the thought, unless the template has written it."""
     start = thought_start.rstrip("\n")
     return text if start and text.rstrip("\n").endswith(start) else text + thought_start

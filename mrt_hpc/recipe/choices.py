@@ -1,8 +1,5 @@
-"""Choices of a recipe that other rooms read: how the trainer computes, which rule finds an answer, and where the
-boundaries of a way of evaluating are.
-
-They have a module of their own, so that the trainer, the verifiers and the help of the commands do without the packages
-that recipes need. :mod:`mrt_hpc.domains.extraction` has the rules.
+"""Choices of a recipe that other rooms read. They have their own module, so that the trainer, the verifiers and the
+help of commands do without the packages that recipes need. :mod:`mrt_hpc.domains.extraction` has the rules.
 """
 
 from enum import StrEnum
@@ -46,7 +43,7 @@ REFERENCE_MARKERS = (
     "But let me double-check",
     "But hold on",
 )
-"""The authors' markers of reconsideration: a paragraph that begins with one may open an episode."""
+"""The authors' markers of reconsideration."""
 
 
 class Boundaries(StrEnum):

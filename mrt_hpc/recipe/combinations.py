@@ -1,24 +1,23 @@
-"""Checks which choices of a recipe fit together. Every refusal names the field to change first, and the reason."""
+"""Checks which choices of a training fit together: algorithm, sampling, servers, weights and schedule. Every refusal
+names the field to change first, and the reason.
+"""
 
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.base import misfit
-from mrt_hpc.recipe.sections import Coupling, Prompt, ServerLayout, WeightSwap, nodes_of
+from mrt_hpc.recipe.sections import Coupling, ServerLayout, WeightSwap, nodes_of
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Experiment, Recipe
 
 
 def names_fit(field: str, names: list[str]) -> None:
-    """Refuse a name that stands twice."""
     if len(set(names)) < len(names):
         raise misfit(field, f"each name once; they are {names}")
 
 
 def algorithm_fits(recipe: "Recipe") -> None:
-    """Refuse problems where samples are learnt, samples where problems are sampled from, and one form for the other;
-    and a prover that the algorithm does not use, or the lack of one.
-    """
+    """Refuse the wrong kind or form of data for the algorithm, a prover that it does not use, or the lack of one."""
     algorithm, prover = recipe.algorithm, recipe.prover
     if (given := recipe.data.form) != (wanted := algorithm.data_form):
         raise misfit("data.type", f"one of {wanted}, as algorithm {algorithm.type} wants; these are {given}")
@@ -34,84 +33,7 @@ def algorithm_fits(recipe: "Recipe") -> None:
         prover.check(recipe)
 
 
-def prompt_fits(recipe: "Experiment") -> None:
-    """Refuse a thought that is opened and never closed, and shots without examples, in each prompt of a recipe."""
-    evaluation = recipe.evaluation
-    _one_prompt_fits("prompt", recipe.prompt)
-    _one_prompt_fits("evaluation.prompt", evaluation.prompt)
-    for number, benchmark in enumerate(evaluation.benchmarks):
-        _one_prompt_fits(f"evaluation.benchmarks.{number}.prompt", benchmark.prompt)
-
-
-def _one_prompt_fits(field: str, prompt: Prompt | None) -> None:
-    if prompt is None:
-        return
-    if prompt.shots and prompt.examples is None:
-        raise misfit(f"{field}.examples", f"a file of examples where {field}.shots is {prompt.shots}")
-    if prompt.thought_start and not prompt.thought_end:
-        raise misfit(
-            f"{field}.thought_start",
-            'an empty text ("") where prompt.thought_end is empty: a model that writes no closing tag gets no opening '
-            "one",
-        )
-
-
-def verifiers_fit(recipe: "Experiment") -> None:
-    """Refuse a prover that opens a box where the verifier of the problems reads none."""
-    benchmarks = [benchmark.problems for benchmark in recipe.evaluation.benchmarks]
-    sections = (("prover", recipe.prover, [recipe.data]), ("evaluation.prover", recipe.evaluation.prover, benchmarks))
-    for field, prover, problems in sections:
-        verifiers = [v for source in problems if (v := getattr(source, "verifier", None)) is not None]
-        unboxed = [v.type for v in verifiers if not v.reads_boxes]
-        if prover is not None and prover.opens_box and unboxed:
-            raise misfit(
-                f"{field}.type",
-                f"one that opens no box, such as forced_answer with a text of your own: verifier {unboxed[0]} "
-                "looks for no box",
-            )
-
-
-def extraction_fits(recipe: "Experiment") -> None:
-    """Refuse a rule of extraction beside a verifier that finds answers by a rule of its own."""
-    benchmarks = {f"evaluation.benchmarks.{n}.problems": b.problems for n, b in enumerate(recipe.evaluation.benchmarks)}
-    for field, source in {"data": recipe.data, **benchmarks}.items():
-        rule, verifier = getattr(source, "extraction", None), getattr(source, "verifier", None)
-        if rule is not None and verifier is not None and not verifier.reads_boxes:
-            raise misfit(
-                f"{field}.extraction",
-                f"null: verifier {verifier.type} reads no boxes, and finds answers by its own rule",
-            )
-
-
-def evaluation_fits(recipe: "Experiment") -> None:
-    """Refuse settings that an evaluation cannot apply."""
-    evaluation, prover = recipe.evaluation, recipe.evaluation.prover
-    for benchmark in evaluation.benchmarks:
-        if benchmark.mode is not None:
-            benchmark.mode.check(recipe.sampling_of(benchmark))
-    if prover is None:
-        return
-    if prover.model is not None:
-        raise misfit(
-            "evaluation.prover.model", "null: regret is measured with the evaluated policy as its own prover", "null"
-        )
-    if not prover.values_stopping:
-        raise misfit(
-            "evaluation.prover.type",
-            f"one that estimates how often stopping at once answers right, not {prover.type}: regret is made of that",
-        )
-    if evaluation.regret_tokens == "all" and not prover.samples_answers:
-        raise misfit(
-            "evaluation.regret_tokens", f"sampled with prover {prover.type}, which samples no answers to be counted"
-        )
-    if max(evaluation.budgets, default=0) > evaluation.max_tokens:
-        raise misfit(
-            "evaluation.regret_budgets", "no more than evaluation.max_tokens: nothing is known of longer traces"
-        )
-
-
 def training_fits(recipe: "Recipe") -> None:
-    """Refuse settings that the trainer cannot apply."""
     if recipe.training.offload_optimizer and recipe.training.zero_stage == 0:
         raise misfit(
             "training.offload_optimizer", "false with zero_stage: 0; a stage of 1 or higher can offload", "false"
@@ -134,14 +56,11 @@ def weights_fit(recipe: "Recipe") -> None:
     """Refuse deltas of weights that no task would read, or that the server could not."""
     if recipe.training.full_weights_every == 1:
         return
-    attach, schedule, inference = recipe.serving.attach, recipe.schedule, recipe.resources.inference
+    schedule, inference = recipe.schedule, recipe.resources.inference
     reasons = {
         f"algorithm {recipe.algorithm.type} samples nothing while it trains": not recipe.algorithm.samples_rollouts,
         "with schedule.iterations_per_job: 1 every version ends a segment": schedule.iterations_per_job == 1,
         "with coupling: sequential inference has ended when versions are published": schedule.coupling == "sequential",
-        "a server at an http address does not see the folder in which an inference task puts versions together": (
-            attach is not None and attach.address.startswith("http")
-        ),
         "with resources.inference.nodes above 1 the server's GPUs are on several nodes, and an inference task puts "
         "versions together in a folder of its first node": inference.gpus > 0 and inference.nodes > 1,
     }
@@ -196,7 +115,7 @@ def _nothing_is_sampled(recipe: "Recipe") -> None:
 
 
 def schedule_fits(recipe: "Recipe") -> None:
-    """Refuse iterations that cannot be cut into these jobs, or whose weights are gone before they are read."""
+    """Refuse iterations that do not fit their jobs, or whose weights are gone before they are read."""
     schedule, loaded = recipe.schedule, recipe.schedule.max_staleness + 2
     ahead, every = schedule.max_staleness + 1, recipe.algorithm.refresh_period
     if every is not None and every % schedule.iterations_per_job:
@@ -219,7 +138,7 @@ def schedule_fits(recipe: "Recipe") -> None:
             "drain with max_staleness: 0: no newer weights appear while traces are sampled",
             "drain",
         )
-    if recipe.colocated:
+    if recipe.is_colocated:
         _colocation_fits(recipe)
     if recipe.training.keep_weights < loaded:
         raise misfit(
@@ -245,35 +164,16 @@ def _colocation_fits(recipe: "Recipe") -> None:
             "the same GPUs",
             str(gpus),
         )
-    if recipe.serving.attach is not None:
-        raise misfit("serving.attach", "null with coupling: colocated: the task starts a server of its own", "null")
     if recipe.resources.inference.nodes > 1:
         raise misfit("resources.inference.nodes", "1 with coupling: colocated: a segment is on one node", "1")
 
 
 def serving_fits(recipe: "Recipe") -> None:
-    """Refuse servers that do not fit the GPUs, and several inference tasks at one server, which holds one weights
-    version at a time.
-    """
     layout_fits(recipe, "inference", *(("evaluation",) if recipe.evaluation.benchmarks else ()))
-    attach, tasks = recipe.serving.attach, recipe.resources.inference.tasks
-    if attach is None:
-        return
-    if tasks > 1:
-        raise misfit(
-            "resources.inference.tasks", "1 with serving.attach: a server holds one weights version at a time", "1"
-        )
-    if not attach.address.startswith(("unix:", "http://", "https://")):
-        raise misfit("serving.attach.address", "http://HOST:PORT or unix:PATH")
 
 
 def layout_fits(recipe: "Experiment", *roles: str) -> None:
-    """Refuse GPUs that the servers of a task do not use, or that they lack.
-
-    Args:
-        recipe: what is checked.
-        roles: those whose tasks have servers.
-    """
+    """Refuse GPUs that the servers of these roles do not use, or lack."""
     for role in roles:
         resources = getattr(recipe.resources, role)
         gpus = resources.gpus
@@ -314,7 +214,4 @@ def _spanning_fits(recipe: "Experiment", gpus: int, nodes: int) -> None:
         )
 
 
-OF_ALL = (prompt_fits, verifiers_fit, extraction_fits, evaluation_fits)
-"""The checks of every experiment."""
 OF_TRAINING = (sampling_fits, serving_fits, training_fits, weights_fit, schedule_fits)
-"""Those of a recipe that trains, besides."""

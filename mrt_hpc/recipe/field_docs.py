@@ -1,5 +1,5 @@
-"""Describes the fields of a model in words, from the annotations that check them and the docstrings below them: the
-values that a field takes, its choices, and its place in nested models.
+"""Describes the fields of a model in words, from their annotations and the docstrings below them: values, choices, and
+the place in nested models.
 """
 
 import ast
@@ -33,24 +33,19 @@ def field_in_words(field: FieldInfo) -> str:
 
 
 def whole_annotation(field: FieldInfo) -> Any:
-    """The annotation of a field with its constraints, which pydantic keeps beside it."""
+    """pydantic keeps the constraints beside the annotation."""
     return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
 
 
 def registry_in(annotation: Any) -> Registry[Any] | None:
-    """The registry whose classes an annotation means; None if it means itself."""
+    """The registry whose classes an annotation means."""
     if get_origin(annotation) is not Annotated:
         return None
     return next((constraint for constraint in get_args(annotation)[1:] if isinstance(constraint, Registry)), None)
 
 
 def values_in_words(annotation: Any, constraints: Iterable[Any] = ()) -> str:
-    """The values that an annotation takes.
-
-    Args:
-        annotation: a type as pydantic checks it.
-        constraints: bounds and patterns of the field.
-    """
+    """The values within bounds and patterns, as in "a whole number from 1 to 64"."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if registry := registry_in(annotation):
         return f"a section with type: {_one_of([*registry.built_in])}"
@@ -61,7 +56,7 @@ def values_in_words(annotation: Any, constraints: Iterable[Any] = ()) -> str:
     if origin in (Union, types.UnionType):
         return _alternatives(inner, constraints)
     if origin in (tuple, list):
-        return _listing([a for a in inner if a is not Ellipsis])
+        return _list_words([a for a in inner if a is not Ellipsis])
     if origin is dict:
         return f"names, each with its value: {values_in_words(inner[1])}"
     if isinstance(annotation, type) and issubclass(annotation, Enum):
@@ -72,11 +67,10 @@ def values_in_words(annotation: Any, constraints: Iterable[Any] = ()) -> str:
 
 
 def yaml_text(value: Any) -> str:
-    """A value as a recipe writes it."""
     if isinstance(value, Enum):
         return yaml_text(value.value)
     if isinstance(value, str):
-        return value if value.isprintable() and value.strip() == value != "" else _quoted(value)
+        return value if value.isprintable() and value.strip() == value != "" else _quote(value)
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(yaml_text, value))}]"
     if isinstance(value, dict):
@@ -86,7 +80,7 @@ def yaml_text(value: Any) -> str:
     return str(value)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
     return f'"{escaped}"'
 
@@ -107,13 +101,13 @@ def _alternatives(inner: Iterable[Any], constraints: Iterable[Any]) -> str:
 
 
 def tag_of(model: type[BaseModel]) -> str | None:
-    """The ``type`` that distinguishes a section from the others of its union."""
+    """The ``type`` of a section in a union."""
     field = model.model_fields.get("type")
     values = typing.get_args(field.annotation) if field else ()
     return values[0] if values else None
 
 
-def _listing(inner: list[Any]) -> str:
+def _list_words(inner: list[Any]) -> str:
     each = values_in_words(inner[0])
     return f"a list of {len(inner)}, each {each}" if len(inner) > 1 else f"a list, each item {each}"
 
@@ -126,7 +120,7 @@ def _scalar(kind: Any, constraints: list[Any]) -> str:
 
 
 def reason_of_range(annotation: Any) -> str | None:
-    """Why the range of a field ends where it does; None where its annotation does not say."""
+    """Says why the range ends where it does."""
     arguments = get_args(annotation)
     own = [marker.reason for marker in _flat(arguments[1:]) if isinstance(marker, Because)]
     return next(iter([*own, *filter(None, map(reason_of_range, arguments))]), None)
@@ -151,7 +145,6 @@ def _range(bounds: dict[str, float]) -> str:
 
 
 def _flat(constraints: Iterable[Any]) -> Iterator[Any]:
-    """Return all constraints, including those within a ``Field``."""
     for constraint in constraints:
         if isinstance(constraint, FieldInfo):
             yield from constraint.metadata
@@ -164,18 +157,17 @@ def _flat(constraints: Iterable[Any]) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Choice:
-    """One value that a field takes."""
+    """One value of an enumeration."""
 
     value: str
     """As a recipe writes it."""
     text: str
-    """Its meaning."""
 
 
 def choices_of(annotation: Any) -> tuple[Choice, ...]:
-    """The documented choices of a field whose annotation is an enumeration or null; none for other fields."""
+    """The choices of an enumeration, or of one with null."""
     enumeration = _enumeration(annotation)
-    return () if enumeration is None else _documented(enumeration)
+    return () if enumeration is None else _documented_choices(enumeration)
 
 
 def _enumeration(annotation: Any) -> type[Enum] | None:
@@ -184,17 +176,15 @@ def _enumeration(annotation: Any) -> type[Enum] | None:
     return next((enumeration for inner in typing.get_args(annotation) if (enumeration := _enumeration(inner))), None)
 
 
-def _documented(enumeration: type[Enum]) -> tuple[Choice, ...]:
+def _documented_choices(enumeration: type[Enum]) -> tuple[Choice, ...]:
     texts = _texts(enumeration)
     return tuple(Choice(yaml_text(member), texts[member.name]) for member in enumeration if member.name in texts)
 
 
 @cache
 def _texts(documented: type) -> dict[str, str]:
-    """The docstrings below the members of an enumeration or the fields of a model, by name.
-
-    Python keeps none of them, so they are read from the source, and only when somebody asks for one: reading those of
-    all sections takes a quarter of the time of ``mrt-hpc plan``.
+    """Docstrings below the members of an enumeration or the fields of a model, by name. Python keeps none; reading the
+    source of all sections takes a quarter of the time of ``mrt-hpc plan``, so it is read on demand.
     """
     try:
         source = inspect.getsource(documented)
@@ -206,7 +196,7 @@ def _texts(documented: type) -> dict[str, str]:
 
 
 def _documented_name(defined: ast.stmt, after: ast.stmt) -> tuple[str, str] | None:
-    """The name of a member or a field and its docstring, if the two statements are these."""
+    """None unless the two statements are a member or field and its docstring."""
     match defined, after:
         case (
             ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)),
@@ -217,7 +207,6 @@ def _documented_name(defined: ast.stmt, after: ast.stmt) -> tuple[str, str] | No
 
 
 def _text_of(model: type[BaseModel], name: str) -> str:
-    """The docstring of a field, by the class that defines it last; empty where it has none."""
     owners = (owner for owner in model.__mro__ if name in inspect.get_annotations(owner))
     return next((_texts(owner).get(name, "") for owner in owners), "")
 
@@ -227,15 +216,12 @@ def _text_of(model: type[BaseModel], name: str) -> str:
 
 Location = tuple[int | str, ...]
 KEY = "[key]"
-"""The last step of pydantic's location if the name of an entry is wrong, not its value."""
+"""Ends pydantic's location if the name of an entry is wrong, not its value."""
 
 
 def models_of(annotation: Any, kind: str | None = None) -> list[type[BaseModel]]:
-    """The models behind an annotation: through unions, optionals, lists and tuples.
-
-    Args:
-        annotation: a type as pydantic checks it.
-        kind: the ``type`` of the section, where it is known: it may name a class of the user's own.
+    """The models behind an annotation, through unions, optionals, lists and tuples. ``kind`` may name a class of the
+    user's own.
     """
     if registry := registry_in(annotation):
         own = None if kind is None else registry.find(kind)
@@ -248,14 +234,14 @@ def models_of(annotation: Any, kind: str | None = None) -> list[type[BaseModel]]
 
 
 def _models_in(annotation: Any, data: Any) -> list[type[BaseModel]]:
-    """The models that a file's content may be of: the one that its ``type`` names, or else all."""
+    """The model that a file's ``type`` names, or else all."""
     kind = child(data, "type")
     models = models_of(annotation, kind if isinstance(kind, str) else None)
     return [model for model in models if tag_of(model) == kind] or models
 
 
 def sections_with_own_classes(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Registry[Any]]]:
-    """The sections whose ``type`` may name a class of the user's own: their dotted names, and their registries."""
+    """Sections whose ``type`` may name a class of the user's own, by dotted name."""
     for name, field in model.model_fields.items():
         annotation = whole_annotation(field)
         yield from ((f"{prefix}{name}", registry) for registry in _registries(annotation))
@@ -274,18 +260,15 @@ class DocumentedField:
     """One field, as the documentation shows it."""
 
     name: str
-    """Dotted, with the type of a section in brackets, as in ``prover[majority].branches``."""
+    """Dotted, with a section's type in brackets, as in ``prover[majority].branches``."""
     values: str
-    """The values that it takes, in words."""
     default: str | None
     """As a recipe writes it; None where the field is required."""
     text: str
-    """Its meaning."""
     choices: tuple[Choice, ...] = ()
-    """The values of an enumeration, each with its meaning; none for other fields."""
 
     def is_within(self, asked: str) -> bool:
-        """Whether this is the field asked for, or one below it; the types of sections may be left out, or given as in
+        """Whether this is the field asked for, or below it; types of sections may be left out, or given as in
         ``prover.majority``.
         """
         names = (re.sub(r"\[[^\]]+\]", "", self.name), self.name.replace("[", ".").replace("]", ""))
@@ -294,7 +277,6 @@ class DocumentedField:
 
 
 def documented_fields(model: type[BaseModel], prefix: str = "") -> list[DocumentedField]:
-    """Every field below ``model``."""
     documented: list[DocumentedField] = []
     for name, field in model.model_fields.items():
         dotted = f"{prefix}{name}"
@@ -315,18 +297,17 @@ def _default_text(field: FieldInfo) -> str | None:
 
 @dataclass(frozen=True)
 class FieldAt:
-    """A field of a model at a place of a file, whose content decides the classes of the sections around it."""
+    """A field at a place of a file, whose content decides the classes of the sections around it."""
 
     annotation: Any
-    """Of its values, with their constraints; None where that is no field."""
+    """None where there is no field."""
     text: str
-    """What is written about it, or about the list or dictionary that it stands in; empty where there is nothing."""
+    """Its text, or that of the list or dictionary around it."""
     names: tuple[str, ...]
-    """The names of the fields below it."""
+    """The fields below it."""
 
     @property
     def values(self) -> str | None:
-        """What it takes, in words; None where it is no field."""
         return None if self.annotation is None else values_in_words(self.annotation)
 
     @property
@@ -336,56 +317,41 @@ class FieldAt:
 
     @property
     def reason(self) -> str | None:
-        """Why its range ends where it does; None where nothing is said."""
         return reason_of_range(self.annotation)
 
 
 def field_at(model: type[BaseModel], data: Any, location: Location) -> FieldAt:
-    """The field at a place of a file.
-
-    Args:
-        model: the model of ``data``.
-        data: what the file holds. A ``type`` in it names the class of its section, which may be the user's own.
-        location: of the field, without the tags of unions; its last step may be ``KEY``.
+    """The field at a place of a file's ``data``, which may name classes of the user's own. ``location`` lacks the tags
+    of unions; its last step may be ``KEY``.
     """
     at: Any = model
     text, of_key = "", location[-1:] == (KEY,)
     for step in location[:-2] if of_key else location:
         holder = _holder(at, data, step)
         text = text if holder is None else _text_of(holder, str(step))
-        at, data = _below(holder or at, step), child(data, step)
+        at, data = _inner_annotation(holder or at, step), child(data, step)
     names = (name for found in _models_in(at, data) for name in found.model_fields)
     return FieldAt(_inner(at, dict)[0] if of_key else at, text, tuple(dict.fromkeys(names)))
 
 
 def default_at(model: type[BaseModel], data: Any, location: Location) -> Any:
-    """The default of a field that ``data`` leaves out.
-
-    Args:
-        model: the model of ``data``.
-        data: what a file holds, which decides the kinds of its sections.
-        location: of the field, without the tags of unions.
-
-    Returns:
-        None where the field is required, has no default other than null, or is given.
-    """
+    """The default of a field that ``data`` leaves out; None where it is required, null or given."""
     at: Any = model
     for number, step in enumerate(location):
         given = {"type": data} if isinstance(data, str) else data  # a section that is written as its type alone
         holder = _holder(at, given, step)
         if isinstance(given, dict) and step not in given:
             return None if holder is None else _default_below(holder, location[number:])
-        at, data = _below(holder or at, step), child(given, step)
+        at, data = _inner_annotation(holder or at, step), child(given, step)
     return None
 
 
 def _holder(annotation: Any, data: Any, step: int | str) -> type[BaseModel] | None:
-    """The model with a field of this name, of those that the data may be of."""
+    """The model of the data that has this field."""
     return next((model for model in _models_in(annotation, data) if step in model.model_fields), None)
 
 
 def _default_below(model: type[BaseModel], location: Location) -> Any:
-    """The default of a field, or of one below it; None where it is required, or is a section."""
     field = model.model_fields[str(location[0])]
     default = None if field.is_required() else field.get_default(call_default_factory=True)
     for step in location[1:]:
@@ -394,15 +360,14 @@ def _default_below(model: type[BaseModel], location: Location) -> Any:
 
 
 def child(data: Any, step: int | str) -> Any:
-    """What a file holds at a step below ``data``; None where it holds nothing there."""
+    """None where the file holds nothing there."""
     try:
         return data[step]
     except (KeyError, IndexError, TypeError):
         return data if step == "type" and isinstance(data, str) else None  # a section that is written as its type alone
 
 
-def _below(annotation: Any, step: int | str) -> Any:
-    """Return the annotation at a step below another one, with its constraints; None if there is none."""
+def _inner_annotation(annotation: Any, step: int | str) -> Any:
     for model in models_of(annotation):
         if step in model.model_fields:
             return whole_annotation(model.model_fields[str(step)])
@@ -413,7 +378,7 @@ def _below(annotation: Any, step: int | str) -> Any:
 
 
 def _inner(annotation: Any, kind: type) -> tuple[Any, ...]:
-    """The arguments of a list, tuple or dictionary, which may be one of several alternatives."""
+    """The arguments of a list, tuple or dictionary, also within a union."""
     if typing.get_origin(annotation) is kind:
         return typing.get_args(annotation)
     if typing.get_origin(annotation) in (Union, types.UnionType, Annotated):

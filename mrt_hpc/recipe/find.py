@@ -1,52 +1,45 @@
-"""The recipes, suites and site profiles that a command finds by a path, or by a name in the folders that hold them.
-
-Completion in a shell reads this module, so it imports nothing that takes time.
+"""Finds recipes, suites and site profiles by a path or a name. A shell's completion reads this module, so it imports
+nothing that takes time.
 """
 
 import os
-import shlex
 import sysconfig
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import mrt_hpc
-from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.errors import Advice, UserError, nearest
 
 SUFFIXES = (".yaml", ".yml")
 LIST = "mrt-hpc recipes list"
-"""The command that shows all files of these kinds."""
-OTHER_KINDS = frozenset({"bases", "suites"})
-"""The folders below the recipes whose files are no recipes: what recipes extend, and suites."""
+OTHER_KINDS = frozenset({"bases", "shapes", "suites"})
+"""Folders below the recipes that hold none."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file that a command takes by its name."""
-
     word: str
-    """The kind in words, for messages."""
     checkout: Path
-    """Its folder in a checkout."""
     folder: str
-    """Name of its folder in the user's configuration, and beside an installed package."""
+    """Its name in the user's configuration, and beside an installed package."""
     command: str
-    """The command that takes the name of one."""
+    """The command that takes a name."""
 
 
 RECIPES = Kind("recipe", Path("recipes"), "recipes", "mrt-hpc plan {name}")
 SUITES = Kind("suite", Path("recipes") / "suites", "recipes/suites", "mrt-hpc eval MODEL --suite {name}")
+SHAPES = Kind("shape", Path("recipes") / "shapes", "recipes/shapes", "mrt-hpc plan RECIPE --shape {name}")
 SITES = Kind("site profile", Path("slurm") / "sites", "sites", "mrt-hpc plan RECIPE --site {name}")
 EXAMPLES = Kind("example", Path("tests") / "examples", "examples", "mrt-hpc recipes copy example:{name}")
-"""Modules with classes of a user's own, which are copied beside a recipe."""
+"""The user's copies of these classes lie beside a recipe."""
 
-KINDS = (RECIPES, SUITES, SITES)
+KINDS = (RECIPES, SHAPES, SUITES, SITES)
 
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """A file that a command finds by its name."""
-
     kind: Kind
     name: str
     path: Path
@@ -60,12 +53,8 @@ class CatalogueEntry:
         return sentence + more.strip() if first.startswith("#") else ""
 
 
-def expanded(text: str) -> Path:
-    """A path as it was typed, with the home directory for ``~``.
-
-    Raises:
-        UserError: it begins with the name of a user whose home directory is not known.
-    """
+def expand_home(text: str) -> Path:
+    """Refuses the ``~`` of an unknown user."""
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
@@ -74,18 +63,35 @@ def expanded(text: str) -> Path:
         ) from error
 
 
-def find(kind: Kind, name: str, *, typed: bool = True) -> Path:
-    """The file of this path or name.
-
-    Args:
-        kind: of file.
-        name: a path; or a path within one of the folders, with or without its suffix.
-        typed: whether the user has just typed it, so that a path may begin at the working directory.
-
-    Raises:
-        UserError: there is none; the error names the folders that were searched.
+def here() -> Path:
+    """The working directory as the shell says: other machines may lack the kernel's path behind a link or an
+    automounter.
     """
-    path = expanded(name)
+    named = os.environ.get("PWD", "")
+    with suppress(OSError):
+        if Path(named).is_absolute() and ".." not in Path(named).parts and Path(named).samefile(""):
+            return Path(named)
+    return Path.cwd()
+
+
+def absolute(path: Path) -> Path:
+    return here() / path
+
+
+def is_same_place(one: object, other: object) -> bool:
+    """Whether two absolute paths lead to one file or folder, perhaps through a link."""
+    if not (isinstance(one, str) and isinstance(other, str) and one.startswith("/") and other.startswith("/")):
+        return False
+    with suppress(OSError, ValueError):
+        return Path(one).samefile(other)
+    return False
+
+
+def find(kind: Kind, name: str, *, typed: bool = True) -> Path:
+    """The file of a path or a name; ``name`` may lack its suffix. Only a path that the user has just ``typed`` may
+    begin at the working directory.
+    """
+    path = expand_home(name)
     if (typed or path.is_absolute()) and path.is_file():
         return path
     within = path.relative_to(kind.checkout) if path.is_relative_to(kind.checkout) else path
@@ -97,16 +103,14 @@ def find(kind: Kind, name: str, *, typed: bool = True) -> Path:
 
 
 def folders(kind: Kind) -> list[Path]:
-    """The folders in which a name is looked up, whether they exist or not; the first folder that has the file is used.
-
-    The user's own, the one below the working directory, the one of the checkout that the package runs from, and those
-    installed with the package.
+    """The folders, existing or not, in the order of search: the user's own, below the working directory, of the
+    checkout, installed with the package.
     """
     package = Path(mrt_hpc.__file__).resolve().parents[1]
     of_checkout = [package / kind.checkout] if (package / "pyproject.toml").is_file() else []
     candidates = [
         configuration() / kind.folder,
-        Path.cwd() / kind.checkout,
+        here() / kind.checkout,
         *of_checkout,
         *(folder / kind.folder for folder in installed_folders()),
     ]
@@ -114,37 +118,29 @@ def folders(kind: Kind) -> list[Path]:
 
 
 def configuration() -> Path:
-    """The folder of the user's own settings, recipes and site profiles, whether it exists or not. A relative
-    ``XDG_CONFIG_HOME``, which would mean another folder in each working directory, is passed over.
+    """The folder of the user's settings, recipes and site profiles, existing or not. A relative ``XDG_CONFIG_HOME``
+    would mean another folder in each working directory, and is passed over.
     """
     named = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     return (named if named.is_absolute() else Path.home() / ".config") / "mrt-hpc"
 
 
 DATA = "MRT_HPC_DATA"
-"""The variable with the folder of the user's data files."""
 
 
 def data_folder() -> Path:
-    """The folder of the user's data files, whether it exists or not: ``mrt-hpc data fetch`` writes there, and recipes
-    find there what is not where they say.
-    """
+    """Existing or not: ``mrt-hpc data fetch`` writes there, and recipes find there what is not where they say."""
     if named := os.environ.get(DATA):
-        return expanded(named).absolute()
+        return absolute(expand_home(named))
     shared = Path(os.environ.get("XDG_DATA_HOME", ""))
     return (shared if shared.is_absolute() else Path.home() / ".local" / "share") / "mrt-hpc" / "data"
 
 
 def data_file(folder: Path, named: str) -> Path:
-    """A data file that a recipe names, whether it exists or not. A relative path starts at the folder of the recipe; if
-    no file is there, it is the file of that name in the user's data folder. A recipe of an installed package, whose
-    folder is no place for data, has it there in any case.
-
-    Args:
-        folder: of the recipe.
-        named: the path in the recipe.
+    """A data file, existing or not. A relative path starts at the recipe's folder, or else at the user's data folder;
+    an installed package's folder is no place for data.
     """
-    path, own = expanded(named), data_folder() / Path(named).name
+    path, own = expand_home(named), data_folder() / Path(named).name
     if path.is_absolute() or (folder / path).is_file():
         return folder / path
     installed = any(folder.is_relative_to(place) for place in installed_folders())
@@ -152,9 +148,7 @@ def data_file(folder: Path, named: str) -> Path:
 
 
 def entries(kind: Kind) -> list[CatalogueEntry]:
-    """All files of a kind by their names, sorted, and those of subfolders last. Of several with one name only the first
-    is there, as it is the one that commands take.
-    """
+    """Sorted by name, those of subfolders last. Of equal names only the first, which commands take."""
     named: dict[str, CatalogueEntry] = {}
     for folder in folders(kind):
         for entry in _entries_in(kind, folder):
@@ -170,56 +164,64 @@ def _entries_in(kind: Kind, folder: Path) -> Iterator[CatalogueEntry]:
 
 
 def examples() -> dict[str, CatalogueEntry]:
-    """The modules with classes of a user's own that can be copied, by their names."""
+    """Modules that ``recipes copy`` copies, by name."""
     paths = [path for folder in reversed(folders(EXAMPLES)) for path in sorted(folder.glob("*.py"))]
     return {path.stem: CatalogueEntry(EXAMPLES, path.stem, path) for path in paths}
 
 
 def known_names(kind: Kind) -> list[str]:
-    """The names of all files of a kind in its folders, each once, in alphabetical order; without those of bases."""
+    """All names, each once, without bases."""
     return sorted(entry.name for entry in entries(kind))
 
 
 def installed_folders() -> list[Path]:
-    """The folders of the files that come with an installed package, whether they exist or not: for all users of this
-    Python, and for one.
-    """
+    """The package's folders, existing or not: for all users of this Python, and for one."""
     schemes = (sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user"))
     return [Path(sysconfig.get_path("data", scheme)) / "share" / "mrt-hpc" for scheme in schemes]
 
 
 def is_of_the_package(path: Path) -> bool:
-    """Whether a file came with the package, in a checkout or installed."""
     folders_of_it = (Path(mrt_hpc.__file__).resolve().parents[1], *installed_folders())
     return any(path.resolve().is_relative_to(folder) for folder in folders_of_it)
 
 
 def spellings(path: Path) -> list[Path]:
-    """The files that a path without its suffix may mean."""
     if path.suffix in SUFFIXES or not path.name:
         return [path]
     return [path.with_name(path.name + suffix) for suffix in SUFFIXES]
 
 
 def _not_found(kind: Kind, name: str, path: Path, within: Path) -> UserError:
-    """The error with the name, the nearest one that is there, and each place that was searched."""
-    beside = path.parent.absolute()
+    beside = absolute(path.parent)
     places = {beside: [str(path.parent / file.name) for file in _files(beside.glob("*"))]}
     places |= {folder: names_in(folder) for folder in folders(kind)}
-    known = sorted({known for names in places.values() for known in names})
-    guess = next((file for file in places[beside] if Path(file).with_suffix("") == path), None)
-    guess = guess or nearest(str(path), known) or nearest(str(within.parent / within.stem), known)
+    known = {str(Path(known).with_suffix("")): known for names in reversed(places.values()) for known in names}
+    stems = (str(tried.with_suffix("") if tried.suffix in SUFFIXES else tried) for tried in (path, within))
+    guess = (
+        None
+        if path.is_dir()
+        else next((known[stem] for typed in stems if (stem := nearest(typed, known)) is not None), None)
+    )
+    shape, _, shaped = name.rpartition("/")
+    if kind is RECIPES and shape in known_names(SHAPES):
+        return UserError(
+            "there is no such recipe: this is a shape of one",
+            value=name,
+            advice=Advice("mrt-hpc plan {shaped} --shape {shape}", shaped=shaped, shape=shape),
+        )
     return UserError(
-        f"there is no such {kind.word}",
+        f"this is a directory, and no {kind.word}" if path.is_dir() else f"there is no such {kind.word}",
         value=name,
         expected=f"{guess} is the nearest" if guess else f"a name that {LIST} shows, or a path",
         where=", ".join(str(place) for place in places if place.is_dir()),
-        advice=f"{kind.command.format(name=shlex.quote(guess))}; {LIST} shows all" if guess else LIST,
+        advice=Advice("{command}; mrt-hpc recipes list shows all", command=Advice(kind.command, name=guess))
+        if guess
+        else LIST,
     )
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names of the files in a folder and below it, without the bases that other files extend."""
+    """Files in a folder and below it, without bases."""
     files = (file.relative_to(folder) for file in _files(folder.rglob("*")))
     return [str(file.with_suffix("")) for file in files if not OTHER_KINDS & set(file.parts)]
 

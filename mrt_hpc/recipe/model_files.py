@@ -1,7 +1,5 @@
-"""Checks from the files of a model directory alone whether the model can be served and trained as the recipe asks.
-
-Everything here is read on a login node, before anything is queued, without torch, transformers or vLLM: file names,
-JSON, and the headers of safetensors files.
+"""Checks, from the files of a model directory alone, whether the recipe can serve and train the model. A login node
+reads file names, JSON and headers of safetensors files before anything is queued, without torch, transformers or vLLM.
 """
 
 import struct
@@ -13,38 +11,42 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.recipe.chat_template import check_stored, json_of
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.sections import Prompt
 
+NEEDED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
+"""All files that serving and training read of a model."""
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
-"""Files that a tokenizer is made of, any of these sets."""
+"""A tokenizer is any of these sets."""
 INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
-"""The name of the only file of weights of a model without an index."""
 LONGEST_HEADER = 100_000_000
-"""Bytes that the safetensors format allows for a header."""
+"""Bytes that the safetensors format allows."""
 BITS = {
     "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32, "BF16": 16, "F16": 16, "I16": 16,
     "U16": 16, "I8": 8, "U8": 8, "BOOL": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
     "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
-"""Bits of an element by the name of its number format: all that the safetensors format knows."""
+"""Bits of an element; all formats that safetensors knows."""
 Count = Annotated[int, Meta(ge=0)]
 LENGTH_FIELDS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length",
     "max_seq_length", "seq_len",
 )  # fmt: skip
-"""Fields of config.json that name the context length; vLLM takes the least of them."""
+"""Names of the context length in config.json; vLLM takes the least."""
 LARGEST_NUMBER = 10**12
-"""No length, head count or factor of a model is larger."""
+"""No length or factor of a model is larger."""
+MOST_HEADS = 2**16
+"""No model has more attention heads."""
 STRETCHING_ROPE = ("linear", "dynamic", "ntk")
-"""Kinds of RoPE scaling whose factor vLLM multiplies the context length by."""
+"""RoPE scalings whose factor vLLM multiplies the context length by."""
 GENERATORS = ("ForCausalLM", "LMHeadModel")
-"""The ends of the names under which transformers and vLLM register models that continue a text; whether both know one,
-and whether it computes what it should, is for the first job and the trainer to see."""
+"""Endings of the names of models that continue a text, in transformers and vLLM. The first job and the trainer see
+whether both know one.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,19 +56,12 @@ class ModelFiles:
     directory: Path
     field: str
     prompts: "tuple[Prompt, ...]" = ()
-    """The prompts of the recipe that are written for this model."""
     takes_variables: bool = True
-    """Whether the model's template must read prompt.template_variables."""
+    """Whether its template must read prompt.template_variables."""
 
     def check(self, longest: int, trained: bool = True) -> None:
-        """Refuse a model whose files alone show that it cannot work.
-
-        Args:
-            longest: tokens of the longest sequence that the recipe asks for.
-            trained: whether the trainer loads the model too.
-
-        Raises:
-            UserError: naming what is missing, damaged or unknown, or too short.
+        """``longest`` is the recipe's longest sequence, in tokens; ``trained`` means that the trainer loads the model
+        too.
         """
         config = self._json("config.json", "config.json, a tokenizer and *.safetensors")
         self._check_tokenizer()
@@ -78,11 +73,8 @@ class ModelFiles:
         named_stops(self.directory, self.field)
 
     def check_division(self, tensor_parallel: int) -> None:
-        """Refuse a model that vLLM cannot divide over this number of GPUs. Each GPU gets the same number of attention
-        heads; where there are fewer heads of keys and values than GPUs, each is held by several GPUs.
-
-        Raises:
-            UserError: the heads do not divide.
+        """Refuse a model that vLLM cannot divide over so many GPUs. Each gets the same number of attention heads; where
+        there are fewer key-value heads than GPUs, several GPUs hold each.
         """
         if tensor_parallel == 1:
             return
@@ -94,16 +86,15 @@ class ModelFiles:
                 value=f"{tensor_parallel} GPUs",
                 where=f"{self.field}, serving.tensor_parallel",
                 expected=f"one of {', '.join(map(str, widths))}",
-                advice=f"set serving.tensor_parallel to {max(w for w in widths if w <= tensor_parallel)}, and "
-                "resources.inference.gpus and resources.evaluation.gpus to multiples of it",
+                advice=Advice(
+                    "set serving.tensor_parallel to {most}, and resources.inference.gpus and "
+                    "resources.evaluation.gpus to multiples of it",
+                    most=max(w for w in widths if w <= tensor_parallel),
+                ),
             )
 
     def check_sharing(self, sequence_parallel: int) -> None:
-        """Refuse a model whose attention heads do not divide over the ranks that share a sequence.
-
-        Raises:
-            UserError: they do not.
-        """
+        """Refuse a model whose attention heads do not divide over the ranks that share a sequence."""
         heads, _ = attention_heads(self._json("config.json", "config.json"))
         if heads % sequence_parallel:
             raise uneven_heads(heads, sequence_parallel, self.field)
@@ -167,13 +158,16 @@ class ModelFiles:
             value=str(self.directory),
             where=self.field,
             expected=expected,
-            advice=f"set {self.field} to the folder of the whole model; or fetch one from the hub: mrt-hpc model fetch "
-            "OWNER/NAME",
+            advice=Advice(
+                "set {field} to the folder of the whole model; or fetch one from the hub: mrt-hpc model "
+                "fetch OWNER/NAME",
+                field=self.field,
+            ),
         )
 
 
 def no_weights(directory: Path, missing: str, field: str) -> UserError:
-    """The error that a model directory has neither all its weights in one file nor an index that names its files."""
+    """The model has neither one file of weights nor an index."""
     return UserError(
         f"the weights of the model are not whole: {missing} is missing",
         value=", ".join(sorted(path.name for path in directory.glob("*.safetensors"))) or "no *.safetensors",
@@ -184,21 +178,18 @@ def no_weights(directory: Path, missing: str, field: str) -> UserError:
 
 
 class TensorHeader(msgspec.Struct, frozen=True):
-    """What the header of a safetensors file says of a tensor."""
+    """A tensor in the header of a safetensors file."""
 
     dtype: str
     """A name of ``BITS``."""
     shape: tuple[Count, ...]
     data_offsets: tuple[Count, Count]
-    """The bytes at which it begins and ends, counted from the end of the header."""
+    """Begin and end in bytes, from the end of the header."""
 
 
 def tensors_of(header: bytes) -> dict[str, TensorHeader]:
-    """The tensors that the header of a safetensors file names, in the order of their places.
-
-    Raises:
-        ValueError: it is no such header, or its tensors do not lie end to end, each as large as its shape and its
-            number format say. A name that stands twice leaves a gap.
+    """Tensors in the order of their places. A ValueError where they do not lie end to end, each as large as shape and
+    number format say; a name that stands twice leaves a gap.
     """
     try:
         described = msgspec.json.decode(header, type=dict[str, Any])
@@ -219,11 +210,7 @@ def tensors_of(header: bytes) -> dict[str, TensorHeader]:
 
 
 def check_safetensors(path: Path, field: str) -> None:
-    """Refuse a safetensors file whose header does not fit its size or itself: one that is cut off, or none at all.
-
-    Raises:
-        UserError: naming the file and both sizes.
-    """
+    """Refuse a file whose header does not fit its size or itself."""
     size = path.stat().st_size
     wanted, reason = _size_by_header(path, size)
     if wanted != size:
@@ -237,7 +224,7 @@ def check_safetensors(path: Path, field: str) -> None:
 
 
 def _size_by_header(path: Path, size: int) -> tuple[int | None, str]:
-    """The size of a file according to its header (None if it has no header), and the fault if its real size differs."""
+    """The size by its header (None without one), and the fault if the real size differs."""
     with path.open("rb") as stream:
         start = stream.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else LONGEST_HEADER + 1
@@ -252,12 +239,11 @@ def _size_by_header(path: Path, size: int) -> tuple[int | None, str]:
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a config.json that describes the language model: all of it, unless the model has other parts."""
     return inner if isinstance(inner := config.get("text_config"), dict) else config
 
 
 def context_length(config: dict[str, Any]) -> int | None:
-    """The tokens of a model's context by its config.json, as vLLM counts them; None if the file does not say."""
+    """Tokens of the context as vLLM counts them, if config.json says."""
     text = text_config(config)
     named = [number for name in LENGTH_FIELDS if (number := config_number(text, name)) is not None]
     if not named:
@@ -269,42 +255,31 @@ def context_length(config: dict[str, Any]) -> int | None:
 
 
 def attention_heads(config: dict[str, Any]) -> tuple[int, int]:
-    """The attention heads of a model by its config.json, and those of keys and values; 0 where it does not say."""
+    """All heads, and those of keys and values; 0 where config.json does not say."""
     text = text_config(config)
-    heads = int(config_number(text, "num_attention_heads") or config_number(text, "n_head") or 0)
-    return heads, int(config_number(text, "num_key_value_heads") or heads)
+    named = (config_number(text, name, MOST_HEADS) for name in ("num_attention_heads", "n_head"))
+    heads = int(next((number for number in named if number), 0))
+    return heads, int(config_number(text, "num_key_value_heads", MOST_HEADS) or heads)
 
 
-def config_number(text: dict[str, Any], name: str) -> float | None:
-    """A number of config.json; None where it does not stand there.
-
-    Raises:
-        UserError: it is no number, or none that a model can have.
-    """
+def config_number(text: dict[str, Any], name: str, largest: float = LARGEST_NUMBER) -> float | None:
+    """A number of config.json, if it is there; refuses one that no model can have."""
     value = text.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST_NUMBER:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= largest:
         raise UserError(
             f"config.json of the model: {name} is no number that a model can have",
             value=value if isinstance(value, str | float) else str(value)[:40],
             where=f"config.json, {name}",
-            expected=f"a number above 0, and at most {LARGEST_NUMBER:,}",
+            expected=f"a number above 0, and at most {largest:,}",
             advice="fetch the model again, or correct config.json",
         )
     return value
 
 
 def named_stops(directory: Path, field: str) -> list[int]:
-    """The tokens that end a sequence by the generation configuration of a model; none where it has no such file.
-
-    Args:
-        directory: of the model.
-        field: what names the model, for messages.
-
-    Raises:
-        UserError: it cannot be read, or names something else than tokens of the vocabulary.
-    """
+    """The tokens that end a sequence by the generation configuration, if there is one."""
     path, config = directory / "generation_config.json", directory / "config.json"
     if not path.is_file():
         return []
@@ -324,25 +299,20 @@ def named_stops(directory: Path, field: str) -> list[int]:
 
 
 def divides(tensor_parallel: int, heads: int, shared: int) -> bool:
-    """Whether vLLM can divide a model over this number of GPUs.
-
-    Args:
-        tensor_parallel: the number of GPUs.
-        heads: of attention.
-        shared: of keys and values.
-    """
+    """Whether vLLM can divide a model with so many heads (``shared``: of keys and values)."""
     larger, smaller = max(shared, tensor_parallel), min(shared, tensor_parallel)
     return heads % tensor_parallel == 0 and larger % smaller == 0
 
 
 def uneven_heads(heads: int, sequence_parallel: int, field: str) -> UserError:
-    """The error that so many ranks cannot share the attention heads of a model evenly."""
     fitting = [n for n in range(1, heads + 1) if heads % n == 0]
     return UserError(
         f"the model's {heads} attention heads do not divide over the ranks that share a sequence",
         value=f"{sequence_parallel} ranks",
         where=f"{field}, training.sequence_parallel",
         expected=f"one of {', '.join(map(str, fitting))}",
-        advice=f"--set training.sequence_parallel={max(n for n in fitting if n <= sequence_parallel)}, and "
-        "resources.trainer.ranks a multiple of it",
+        advice=Advice(
+            "--set training.sequence_parallel={most}, and resources.trainer.ranks a multiple of it",
+            most=max(n for n in fitting if n <= sequence_parallel),
+        ),
     )

@@ -1,8 +1,7 @@
-"""The classes that the ``type`` of a section may name: those of the package, and classes of the user's own.
+"""The classes that the ``type`` of a section may name: those of the package, and the user's own.
 
-A section whose meaning is open (an algorithm, a prover, a verifier) is written as one class: its fields are the fields
-of the recipe, and its methods are what the run calls. This module knows where these classes are, and nothing of what
-they do: they lie in higher packages, and are imported by name.
+A section whose meaning is open (an algorithm, a prover, a verifier) is one class: its fields are the recipe's, its
+methods are what the run calls. These classes lie in higher packages, and are imported by name.
 """
 
 import importlib
@@ -15,27 +14,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+import mrt_hpc
 from mrt_hpc.errors import nearest
 from mrt_hpc.recipe.base import Section
 
 S = TypeVar("S", bound=Section)
 NO_CLASS = "no_class"
-"""The kind of fault of a ``type`` that names no class of its kind."""
 NEAREST = "is the nearest"
+MARK = "is_verifier"
+"""A function of an installed package has it if it compares an answer with a gold answer."""
+INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
+INSTALLED_BELOW = frozenset({"site-packages", "dist-packages"})
+"""Folders of packages, also of another Python or of the user alone."""
 LOOKING = "looking"
-"""The context of a validation that imports no class of the user's own."""
+"""Such a validation imports no class of the user's own."""
 
 
 class NotImported(Section):
-    """A section of a class of the user's own, for commands that only look at a run: its type is a text, and its fields
-    are plain values.
-    """
+    """A section of the user's own class, for commands that only look at a run."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -44,21 +47,20 @@ class NotImported(Section):
 
 @dataclass(frozen=True)
 class Registry(Generic[S]):
-    """The classes that one kind of section may have.
-
-    Used as metadata of a field, ``Annotated[AlgorithmSettings, ALGORITHMS]``: the section's ``type`` then decides which
-    class checks it. A ``type`` with a colon, as in ``my_module:MyAlgorithm``, names a class of the user's own.
+    """The classes that one kind of section may have, as metadata of a field: with ``Annotated[AlgorithmSettings,
+    ALGORITHMS]`` the section's ``type`` decides which class checks it. ``my_module:MyAlgorithm`` names a class of the
+    user's own.
     """
 
     kind: str
-    """The kind in words, for messages: algorithm, prover, verifier, way of evaluating."""
+    """For messages: algorithm, prover, verifier, way of evaluating."""
     base: str
-    """The ``module:Class`` that all of them extend."""
+    """``module:Class`` that all of them extend."""
     built_in: Mapping[str, str]
     """Name to ``module:Class``."""
     of_functions: str | None = None
-    """The ``module:Class`` of a section that stands for a function of the user's own, whose name is its ``type``; None
-    where only a class will do. Such a section may also be written as its type alone.
+    """``module:Class`` of the section for a function of the user's own, which ``type`` names; None where only a class
+    will do. Such a section may be its type alone.
     """
 
     def __hash__(self) -> int:
@@ -66,12 +68,11 @@ class Registry(Generic[S]):
 
     @cached_property
     def classes(self) -> tuple[type[S], ...]:
-        """The classes of the package, in the order of the table."""
-        return tuple(imported(where) for where in self.built_in.values())
+        """The package's classes, in the table's order."""
+        return tuple(import_name(where) for where in self.built_in.values())
 
     @property
     def union(self) -> Any:
-        """Their discriminated union, as pydantic takes it."""
         return Annotated[reduce(or_, self.classes), Field(discriminator="type")]
 
     @cached_property
@@ -79,30 +80,25 @@ class Registry(Generic[S]):
         return TypeAdapter(self.union)
 
     def find(self, name: str) -> type[Section] | None:
-        """The class that a ``type`` names, of the package or of the user's own; None where it names none."""
         if where := self.built_in.get(name):
-            return imported(where)
+            return import_name(where)
         try:
-            return self.of_user(name) if ":" in name else None
+            return self.user_class(name) if ":" in name else None
         except PydanticCustomError:
             return None
 
-    def of_user(self, name: str) -> type[Section]:
-        """The class that ``module:Class`` names, or that which stands for ``module:function``.
-
-        Raises:
-            PydanticCustomError: there is no such module or class, or the class is of another kind, or lacks something;
-                the error says what the module has instead.
+    def user_class(self, name: str) -> type[Section]:
+        """The user's own class, or the one that stands for ``module:function``. A refusal says what the module has
+        instead.
         """
         module, _, called = name.partition(":")
         content = vars(_module(module, name))
-        wanted: type[S] = imported(self.base)
+        wanted: type[S] = import_name(self.base)
         if called not in content:
             raise _no_class(self._instead(content, called, f"{module} has no `{called}`"))
         named = content[called]
-        is_own = module.partition(".")[0] not in sys.stdlib_module_names
-        if isinstance(named, FunctionType) and self.of_functions is not None and is_own:
-            return imported(self.of_functions)
+        if self.of_functions is not None and _may_judge(named, content):
+            return import_name(self.of_functions)
         if not (isinstance(named, type) and issubclass(named, wanted)):
             raise _no_class(self._instead(content, called, f"{name} is none"))
         if missing := sorted(named.__abstractmethods__):
@@ -112,8 +108,7 @@ class Registry(Generic[S]):
         return named
 
     def _instead(self, content: Mapping[str, Any], called: str, fault: str) -> str:
-        """What a ``type`` may name, where a module does not have it: what is in the module."""
-        wanted = imported(self.base)
+        wanted = import_name(self.base)
         own = {
             name: value
             for name, value in content.items()
@@ -121,17 +116,16 @@ class Registry(Generic[S]):
         }
         fitting = [name for name, value in own.items() if isinstance(value, type) and issubclass(value, wanted)]
         if self.of_functions is not None:
-            fitting += [name for name, value in own.items() if isinstance(value, FunctionType)]
+            fitting += [name for name, value in own.items() if _may_judge(value, content)]
         guess, kind = nearest(called, fitting), f"a class of kind {self.kind} (it extends {self.base})"
         if self.of_functions is not None:
-            kind += ", or a function"
+            kind += f", or a function (of an installed package one with the attribute {MARK} = True)"
         has = f"{content.get('__file__')} has {', '.join(fitting) or 'none'}"
         return f"{_nearest(guess)}{kind}: {fault}, and {has}"
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Built-in classes are checked as a union, so that each fault has its place in the file. They are imported with
-        the first value, as their modules import the recipe. What was read from a file is checked as JSON, where a list
-        may fill a tuple.
+        """Built-in classes are a union, so that each fault has its place in the file. They are imported with the first
+        value, as their modules import the recipe. Content of files is checked as JSON, where a list may fill a tuple.
         """
 
         def check(value: Any, info: core_schema.ValidationInfo) -> Any:
@@ -143,17 +137,17 @@ class Registry(Generic[S]):
             if isinstance(name, str) and ":" in name:
                 if info.context == LOOKING:
                     return NotImported.model_validate_json(json.dumps(value), strict=True)
-                return self.of_user(name).model_validate_json(json.dumps(value), strict=True)
+                return self.user_class(name).model_validate_json(json.dumps(value), strict=True)
             if info.mode == "json":
                 return self._adapter.validate_json(json.dumps(value), strict=True)
             return self._adapter.validate_python(value)
 
         return core_schema.with_info_plain_validator_function(
-            check, serialization=core_schema.plain_serializer_function_ser_schema(_dumped, info_arg=True)
+            check, serialization=core_schema.plain_serializer_function_ser_schema(_dump_section, info_arg=True)
         )
 
 
-def _dumped(section: Section, info: core_schema.SerializationInfo) -> dict[str, Any]:
+def _dump_section(section: Section, info: core_schema.SerializationInfo) -> dict[str, Any]:
     return section.model_dump(
         mode=info.mode,
         exclude_unset=info.exclude_unset,
@@ -162,49 +156,54 @@ def _dumped(section: Section, info: core_schema.SerializationInfo) -> dict[str, 
     )
 
 
+def _may_judge(named: object, content: Mapping[str, Any]) -> bool:
+    """A function beside a recipe or in a run. In an installed package it has to say so itself, as others do anything
+    with two texts.
+    """
+    if not isinstance(named, FunctionType):
+        return False
+    file = content.get("__file__")
+    return getattr(named, MARK, False) is True or (file is not None and not is_installed(Path(file)))
+
+
+def is_installed(path: Path) -> bool:
+    """Whether it belongs to this program or to Python, or was installed."""
+    places = [Path(mrt_hpc.__file__).parent, *(Path(sysconfig.get_path(kind)) for kind in INSTALLED)]
+    return not INSTALLED_BELOW.isdisjoint(path.parts) or any(path.is_relative_to(place) for place in places)
+
+
 def _nearest(guess: str | None) -> str:
-    """The beginning of a sentence about a wrong name."""
     return f"{guess} {NEAREST}; " if guess else ""
 
 
 def _no_class(instead: str) -> PydanticCustomError:
-    """The refusal of a ``type``, with what it may be."""
     return PydanticCustomError(NO_CLASS, "{instead}", {"instead": instead})
 
 
-def imported(where: str) -> Any:
-    """What ``module:name`` names.
-
-    Raises:
-        ImportError, AttributeError, ValueError: there is no such module, or no such name in it.
-    """
+def import_name(where: str) -> Any:
     module, _, name = where.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def _module(module: str, name: str) -> ModuleType:
-    """The module of a class of the user's own.
-
-    Raises:
-        PydanticCustomError: there is none, or its code fails when it is imported; the error names the line.
-    """
+    """The module of the user's own class; an error names the failing line."""
     if not all(part.isidentifier() for part in module.split(".")):
         raise _no_class(f"module:Class, and {module!r} cannot be the name of a module")
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise _broken(module, error) from error
+            raise _broken_module_error(module, error) from error
         guess = nearest(module, _modules_of_user())
         found = _nearest(guess and f"{guess}:{name.partition(':')[2]}")
         what = "module:Class of a module that is installed, or lies beside the file that names it"
         raise _no_class(f"{found}{what}: Python finds no module `{error.name}`") from error
     except (Exception, SystemExit) as error:  # whatever the user's code raises is a fault of the user's file
-        raise _broken(module, error) from error
+        raise _broken_module_error(module, error) from error
 
 
-def _broken(module: str, error: BaseException) -> PydanticCustomError:
-    """The refusal of a module whose code fails, with the last line of it that ran."""
+def _broken_module_error(module: str, error: BaseException) -> PydanticCustomError:
+    """The error shows the last line of the module that ran."""
     if isinstance(error, SyntaxError):
         place = f"{error.filename}, line {error.lineno}"
     else:
@@ -214,12 +213,11 @@ def _broken(module: str, error: BaseException) -> PydanticCustomError:
 
 
 def _is_of_import(file: str) -> bool:
-    """Whether a line that ran is one of the machinery of imports, and not of what is imported."""
+    """Whether a line belongs to the machinery of imports."""
     return file.startswith("<frozen importlib") or file in (__file__, importlib.__file__)
 
 
 def _modules_of_user() -> list[str]:
-    """The modules that can be imported and are not installed: those beside a recipe, a site or this command."""
-    installed = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
-    folders = [folder for folder in sys.path if not any(folder.startswith(place) for place in installed)]
+    """Modules beside a recipe, a site or this command, which are not installed."""
+    folders = [folder for folder in sys.path if not is_installed(Path(folder))]
     return [found.name for found in pkgutil.iter_modules(folders)]

@@ -1,9 +1,8 @@
 """What a run directory is made from: a recipe that trains, or an evaluation of models on its own.
 
-Everything that decides a result is a field here, strictly checked, with its unit. What decides only where and how fast
-it runs (partitions, accounts, modules) is the site's, see :mod:`mrt_hpc.recipe.site`. Unknown fields and wrong types
-are errors; combinations that make no sense are refused with the reason, before anything is submitted
-(:mod:`mrt_hpc.recipe.combinations`). The sections are in :mod:`mrt_hpc.recipe.sections`.
+Every field decides a result; what decides only where and how fast it runs is the site's (:mod:`mrt_hpc.recipe.site`).
+All that is wrong, also combinations (:mod:`mrt_hpc.recipe.combinations`), is refused with the reason before anything is
+submitted.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from mrt_hpc.recipe import combinations, sections
+from mrt_hpc.recipe import answer_combinations, combinations, sections
 from mrt_hpc.recipe.base import Line, Name, NotNegative, NumberFormat, PathText, Section, Seed, misfit, refuse_all
 from mrt_hpc.recipe.kinds import ALGORITHMS, PROVERS, AlgorithmSettings, ProverSettings
 from mrt_hpc.recipe.registry import LOOKING
@@ -22,7 +21,7 @@ class Experiment(Section):
     """The fields of both kinds, and what the rest of the package asks about either."""
 
     trains: ClassVar[bool]
-    """Whether weights are trained; otherwise models that are there are evaluated."""
+    """False where existing models are evaluated."""
 
     name: Name
     """The name of the experiment, and of its run directory unless another one is given."""
@@ -53,11 +52,11 @@ class Experiment(Section):
 
         @property
         def model(self) -> sections.Model | None:
-            """The starting policy; None where nothing is trained."""
+            """The starting policy."""
 
         @property
         def data(self) -> sections.TrainingData | None:
-            """The training data; None where nothing is trained."""
+            """None where nothing is trained."""
 
         @property
         def prover(self) -> ProverSettings | None:
@@ -65,46 +64,47 @@ class Experiment(Section):
 
         @property
         def models(self) -> "tuple[EvaluatedModel, ...]":
-            """The models of an evaluation on its own; none of a run that trains."""
+            """The models of an evaluation on its own."""
+
+    @property
+    def model_names(self) -> list[str]:
+        names = [model.name for model in self.models]
+        return [name if names.count(name) == 1 else f"{name}#{number}" for number, name in enumerate(names)]
 
     @property
     def iterations(self) -> int:
-        """The number of iterations; 0 where nothing is trained."""
         return 0
 
     @property
     def samples_traces(self) -> bool:
-        """Whether inference tasks sample traces to learn from, in iterations or before them."""
+        """Traces are sampled in iterations or before them, to learn from."""
         return False
 
     @property
-    def colocated(self) -> bool:
+    def is_colocated(self) -> bool:
         """Whether inference and trainer of a segment are one job."""
         return False
 
     @property
     def evaluated_versions(self) -> list[int]:
-        """The weights versions that are evaluated; of an evaluation on its own, one for each model."""
+        """One for each model in an evaluation on its own."""
         return list(range(len(self.models)))
 
     @property
     def model_directories(self) -> dict[str, str]:
-        """The model directories that have to be there, or names of models of the hub, by the field or the model."""
+        """Model directories, or names of models of the hub, by field or model."""
         return {f"model {model.name}": model.path for model in self.models if model.run is None}
 
     @property
     def serving_roles(self) -> tuple[str, ...]:
-        """The roles whose tasks start vLLM servers."""
-        attached = self.serving.attach is not None and (self.prover is None or self.prover.model is None)
-        starts = {"inference": self.samples_traces and not attached, "evaluation": bool(self.evaluation.benchmarks)}
+        starts = {"inference": self.samples_traces, "evaluation": bool(self.evaluation.benchmarks)}
         return tuple(role for role in starts if starts[role])
 
     def benchmark(self, name: str) -> sections.Benchmark:
-        """One of the benchmarks."""
         return next(benchmark for benchmark in self.evaluation.benchmarks if benchmark.name == name)
 
     def sampling_of(self, benchmark: sections.Benchmark) -> sections.BenchmarkSampling:
-        """How the completions of a benchmark are sampled: its own fields, else those of the evaluation section."""
+        """A benchmark's own fields win over the section's."""
         how = self.evaluation
         return sections.BenchmarkSampling(
             prompt=benchmark.prompt or how.prompt or self.prompt,
@@ -117,14 +117,11 @@ class Experiment(Section):
 
     @property
     def evaluation_dtype(self) -> NumberFormat:
-        """The number format of the servers that evaluate."""
         return self.evaluation.dtype or self.serving.dtype
 
     @property
     def longest_in_evaluation(self) -> int:
-        """The minimum number of tokens of the longest sequence that a server of an evaluation must hold: prompt, trace
-        and forced answer, without the tokens of the texts that are inserted.
-        """
+        """The least capacity of an evaluating server: prompt, trace and forced answer, without inserted texts."""
         answer = 0 if self.evaluation.prover is None else self.evaluation.prover.max_tokens
         ways = [(benchmark.mode, self.sampling_of(benchmark)) for benchmark in self.evaluation.benchmarks]
         traces = [sampling.max_tokens if mode is None else mode.tokens_held(sampling) for mode, sampling in ways]
@@ -133,7 +130,7 @@ class Experiment(Section):
 
     @property
     def longest_sequence(self) -> int:
-        """The same of all servers."""
+        """The least capacity of all servers."""
         return self.longest_in_evaluation if self.evaluation.benchmarks else 0
 
     @model_validator(mode="after")
@@ -143,18 +140,14 @@ class Experiment(Section):
         return self
 
     def check(self) -> None:
-        """Refuse choices that do not fit together.
-
-        Raises:
-            ValidationError: see :func:`mrt_hpc.recipe.base.refuse_all`.
-        """
+        """Refuse all choices that do not fit together."""
         refuse_all(*self.checks())
 
     def checks(self) -> Iterator[Callable[[], None]]:
-        """The checks of choices that have to fit together; none needs that another one finds nothing."""
+        """No check needs the others."""
         names = [benchmark.name for benchmark in self.evaluation.benchmarks]
         yield partial(combinations.names_fit, "evaluation.benchmarks", names)
-        yield from (partial(fits, self) for fits in combinations.OF_ALL)
+        yield from (partial(fits, self) for fits in answer_combinations.OF_ALL)
 
 
 class Recipe(Experiment):
@@ -179,38 +172,31 @@ class Recipe(Experiment):
 
     @property
     def models(self) -> "tuple[EvaluatedModel, ...]":
-        """None: the weights versions are evaluated."""
+        """Weights versions are evaluated instead."""
         return ()
 
     @property
     def problems(self) -> sections.ProblemSource:
-        """The training problems.
-
-        Raises:
-            TypeError: the training data are samples.
-        """
+        """A TypeError where samples are learnt."""
         if not isinstance(self.data, sections.ProblemSource):
             raise TypeError(f"algorithm {self.algorithm.type} learns samples, and has no problems")
         return self.data
 
     @property
     def iterations(self) -> int:
-        """The number of iterations."""
         return self.schedule.iterations
 
     @property
     def samples_traces(self) -> bool:
-        """Whether inference tasks sample traces to learn from, in iterations or before them."""
         return self.algorithm.samples_rollouts or self.algorithm.collects
 
     @property
-    def colocated(self) -> bool:
-        """Whether inference and trainer of a segment are one job."""
+    def is_colocated(self) -> bool:
         return self.schedule.coupling is sections.Coupling.COLOCATED and self.algorithm.samples_rollouts
 
     @property
     def evaluated_versions(self) -> list[int]:
-        """The first weights version, every so many, and the last."""
+        """The first, every so many, and the last."""
         if not self.evaluation.benchmarks:
             return []
         last = self.iterations
@@ -218,14 +204,14 @@ class Recipe(Experiment):
 
     @property
     def model_directories(self) -> dict[str, str]:
-        """Those of the policy and of the prover, by their fields."""
+        """Directories by field."""
         of_prover = None if self.prover is None else self.prover.model
         directories = {"model.path": self.model.path} if isinstance(self.model, sections.HuggingFaceModel) else {}
         return directories if of_prover is None else {**directories, "prover.model": of_prover}
 
     @property
     def longest_in_training(self) -> int:
-        """The minimum number of tokens of the longest sequence that a server of the training must hold."""
+        """The least capacity of a training server, in tokens."""
         if not self.samples_traces:
             return self.sampling.max_prompt_tokens
         answer = 0 if self.prover is None else self.prover.max_tokens
@@ -233,16 +219,14 @@ class Recipe(Experiment):
 
     @property
     def longest_sequence(self) -> int:
-        """The same of all servers."""
         return max(self.longest_in_training, super().longest_sequence)
 
     def check(self) -> None:
-        """Refuse choices that do not fit together; the other checks need that the algorithm has its data and prover."""
+        """The other checks need the algorithm's data and prover."""
         combinations.algorithm_fits(self)
         super().check()
 
     def checks(self) -> Iterator[Callable[[], None]]:
-        """With those of training."""
         yield from super().checks()
         yield partial(self.algorithm.check, self)
         yield from (partial(fits, self) for fits in combinations.OF_TRAINING)
@@ -285,16 +269,15 @@ class EvaluationRecipe(Experiment):
 
     @property
     def prover(self) -> None:
-        """Nothing is trained; ``evaluation.prover`` values the prefixes."""
+        """``evaluation.prover`` values the prefixes."""
 
     def check(self) -> None:
-        """Refuse choices that do not fit together, and an evaluation of nothing."""
+        """Also refuses an evaluation of nothing."""
         if not self.evaluation.benchmarks:
             raise misfit("evaluation.benchmarks", "at least one benchmark")
         super().check()
 
     def checks(self) -> Iterator[Callable[[], None]]:
-        """With those of models and their servers."""
         yield partial(combinations.names_fit, "models", [model.name for model in self.models])
         yield from super().checks()
         yield partial(combinations.layout_fits, self, "evaluation")

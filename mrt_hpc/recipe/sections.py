@@ -1,6 +1,4 @@
-"""The sections of a recipe: their fields with units and ranges, and what follows from one section alone.
-:mod:`mrt_hpc.recipe.schema` puts them together.
-"""
+"""The sections of a recipe: their fields with units and ranges, and what follows from one section alone."""
 
 from dataclasses import dataclass
 from datetime import date as Date
@@ -136,14 +134,14 @@ class Grading(base.Section):
     """The pool that compares answers with the gold answer."""
 
     processes: Annotated[int, Field(ge=1, le=1024)] = 1
-    """The number of grader processes of an array task, on each of its nodes."""
+    """The number of grader processes of an array task, on its first node."""
     time_limit_s: base.Seconds = 2.0
     """The maximum number of processor seconds for one answer. A slower answer scores 0."""
     memory_limit_gib: base.Gib = 2.0
     """The maximum memory of a grader process, GiB. An answer that needs more scores 0."""
     strict: bool = True
     """Whether an answer to a gold number must be evaluated, in training and evaluation: a sum, a factorial, a power or
-    an equation of two numbers scores 0 even where it comes to the right value, and so does a fraction for an integer.
+    an equation of two numbers scores 0 even with the right value, and so does a fraction for an integer.
     """
 
 
@@ -178,7 +176,7 @@ DEFAULT_INSTRUCTION = "\n\nReason step by step, and put your final answer within
 
 Whole = Annotated[int, Field(ge=-(10**12), le=10**12)]
 Number = Annotated[float, Field(ge=-1e12, le=1e12)]
-"""Numbers that a template writes: it reads none that is not finite, or larger."""
+"""The numbers that a template can write: finite, and not larger."""
 
 
 class Prompt(base.Section):
@@ -187,16 +185,16 @@ class Prompt(base.Section):
     instruction: str = DEFAULT_INSTRUCTION
     """This text is appended to the problem before the model's chat template is applied."""
     thought_start: str = "<think>\n"
-    """This text opens the thought. It is added after the chat template, unless the template has written it. It is empty
-    for a model that opens the thought itself, or writes no tags.
+    """This text opens the thought. It is added after the chat template, unless the template has written it. Empty for a
+    model that opens the thought itself, or writes no tags.
     """
     thought_end: str = "</think>"
-    """This text closes the thought; the answer follows it. It is empty, with an empty thought_start, for a model that
-    writes no tags: then the completion is the thought up to where its last box opens, which holds the answer.
+    """This text closes the thought; the answer follows it. Empty, with an empty thought_start, for a model that writes
+    no tags: then the completion is the thought up to where its last box opens, which holds the answer.
     """
     stop_tokens: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Texts of further tokens that end a completion, besides those that the model's own files name. Each must be one
-    token of the model's tokenizer, as ``<|im_end|>`` or ``</s>`` is.
+    """Texts of further tokens that end a completion, besides those that the model's files name. Each must be one token
+    of the model's tokenizer, as ``<|im_end|>`` or ``</s>``.
     """
     chat_template: base.PathText | None = None
     """The path of a file with a chat template that replaces the model's own. A relative path starts at the recipe's
@@ -209,16 +207,16 @@ class Prompt(base.Section):
     template does not read is refused.
     """
     date: Date | None = None
-    """The day that the chat template writes where it asks for today's, as 2025-06-30. Null is 2025-01-01: a prompt is
-    the same on each day, and results of different days can be compared.
+    """The day that the chat template writes as today's, as 2025-06-30. Null is 2025-01-01: a prompt is the same on each
+    day, and results of different days can be compared.
     """
     examples: base.PathText | None = None
     """The path of a file of JSON lines with solved problems for few-shot prompts, each with "id", "problem" and
-    "solution". A solution is shown as it stands there. A relative path starts at the recipe's folder.
+    "solution". Solutions are shown unchanged. A relative path starts at the recipe's folder.
     """
     shots: Annotated[int, Field(ge=0, le=64)] = 0
-    """The number of examples before each problem, as earlier turns: the first ones of the file. An example with the
-    problem that is asked is passed over.
+    """The number of examples before each problem, as earlier turns: the first ones of the file, without the problem
+    that is asked.
     """
 
 
@@ -229,11 +227,12 @@ class Resilience(base.Section):
     """What the run does when tasks are lost, wait or fail. These fields never change a run's result."""
 
     retries: base.NotNegative = 3
-    """The number of consecutive failures without progress after which a task is not retried and the run stops.
-    Preemptions do not count.
+    """The number of consecutive failures of a task without progress after which the run stops. Preemptions do not
+    count.
     """
     heartbeat_limit_s: base.Seconds = 60.0
-    """The number of seconds without a heartbeat after which a task counts as lost and other tasks take over its work.
+    """The number of seconds without a heartbeat after which a task counts as lost, and other tasks take
+    over its work.
     """
     wait_limit_minutes: base.Minutes = 10.0
     """The number of minutes that a role waits for another role that does not run, before it returns its nodes."""
@@ -246,8 +245,8 @@ class Resilience(base.Section):
     run ends. A skipped step changes no weights.
     """
     sampler_disagreement: Annotated[float, Field(ge=1e-6, le=100)] | None = None
-    """The largest disagreement between the trainer's and the sampler's log-probabilities of the first sampled group,
-    above which no update is made and the run ends: the mean absolute difference in nats a token, as a share of the
+    """The largest disagreement between the trainer's and the sampler's log-probabilities of the first sampled group;
+    above it the run ends before any update. It is the mean absolute difference in nats a token, as a share of the
     sampler's mean negative log-likelihood where that is below one nat. null takes 0.25 where the trainer or the server
     computes in 16 bits, or with weights that were rounded to 16, and else 0.02.
     """
@@ -280,16 +279,16 @@ class InferenceResources(RoleResources):
     """
     nodes: base.Nodes = 1
     """The number of nodes of a task, each with these gpus, cpus and memory_gib. Above 1 the task starts a Ray cluster
-    on them: it grades on all nodes, and with GPUs its one server spans all of them.
+    on them: with GPUs its one server spans all of them. Answers are graded on the first node.
     """
     max_parallel: base.Count | None = None
     """The maximum number of tasks of the array that run at the same time; null leaves it to the queue. With more tasks
-    than run at a time, each task of a long collection stays within its time limit.
+    than that, each task of a long collection stays within its time limit.
     """
 
 
 def nodes_of(resources: RoleResources) -> int:
-    """The number of nodes of an inference or evaluation task."""
+    """The nodes of an inference or evaluation task."""
     return resources.nodes if isinstance(resources, InferenceResources) else 1
 
 
@@ -390,7 +389,6 @@ class Benchmark(base.Section):
 
     @property
     def boundaries(self) -> Boundaries:
-        """Where the boundaries of its traces are."""
         return Boundaries.EPISODES if self.mode is None else self.mode.boundaries
 
     @property
@@ -400,19 +398,19 @@ class Benchmark(base.Section):
 
 
 REGRET_BUDGETS = (4096, 8192, 12288, 16384)
-"""The usual numbers of tokens up to which regret is measured."""
+"""The usual budgets of regret, in tokens."""
 
 
 class Evaluation(base.Section):
     """The benchmarks, and how their completions are sampled."""
 
     suite: base.Name | None = None
-    """The suite that the fields of this section come from: the name of a file in recipes/suites. Fields that stand
-    beside it replace those of the suite. null takes none.
+    """The suite that the fields of this section come from: the name of a file in recipes/suites. Fields beside it
+    replace those of the suite. null takes none.
     """
     results: base.PathText | None = None
-    """The results folder. What other evaluations with the same weights, problems and settings have sampled there is
-    used, and what this one samples is added. A relative path starts at the recipe's folder; null takes one in the run.
+    """The results folder. Samples of other evaluations there, with the same weights, problems and settings, are used,
+    and those of this one are added. A relative path starts at the recipe's folder; null takes one in the run.
     """
     prompt: Prompt | None = None
     """How problems of benchmarks become prompts; null takes the recipe's prompt."""
@@ -445,17 +443,17 @@ class Evaluation(base.Section):
     """
     regret_budgets: tuple[base.Tokens, ...] | None = None
     """The numbers of tokens up to which regret is measured; null takes those of 4096, 8192, 12288 and 16384 that are at
-    most max_tokens, or max_tokens where none is. A benchmark with a max_tokens of its own has those up to that.
+    most max_tokens, or max_tokens where none is. A benchmark with its own max_tokens has those up to that.
     """
     regret_tokens: Literal["sampled", "all"] = "sampled"
-    """The tokens that regret counts before a boundary: the sampled ones of the trace alone; or all that the model reads
-    and writes to answer there, as the authors count: prompt, prefix, the prover's text, and the mean length of its
+    """The tokens that regret counts before a boundary: the sampled ones of the trace alone; or, as the authors count,
+    all that the model reads and writes to answer there: prompt, prefix, the prover's text, and the mean length of its
     answers. Token efficiency counts that length by both.
     """
 
     @property
     def budgets(self) -> tuple[int, ...]:
-        """The numbers of tokens up to which regret is measured. Nothing is known of traces beyond max_tokens."""
+        """Budgets of regret, in tokens. Nothing is known of traces beyond max_tokens."""
         if self.regret_budgets is not None:
             return self.regret_budgets
         within = tuple(b for b in REGRET_BUDGETS if b <= self.max_tokens or self.prover is None)
@@ -470,10 +468,10 @@ class BenchmarkSampling:
     temperature: float
     top_p: float
     max_tokens: int
-    """The maximum number of tokens of a completion."""
+    """The limit of a completion."""
     max_prompt_tokens: int
     long_prompts: LongPrompts
-    """What is done about a prompt that is longer."""
+    """As in :class:`PromptLimits`."""
 
 
 # -- schedule ----------------------------------------------------------------------------------------------------------
@@ -487,19 +485,19 @@ class Coupling(StrEnum):
     SEQUENTIAL = "sequential"
     """The trainer starts when inference has ended: small jobs for queues where only short jobs start."""
     COLOCATED = "colocated"
-    """Both are one job, and take turns on the same GPUs: for those who have one to four GPUs. Trainer and server leave
-    the memory of the GPUs to each other: each waits in the memory of the node while the other computes.
+    """Both are one job, and take turns on the same GPUs: for those who have one to four GPUs. While the trainer or the
+    server computes, the other waits in the memory of the node.
     """
 
 
 class WeightSwap(StrEnum):
-    """What happens to traces that are being sampled when an inference task takes over a newer weights version."""
+    """What happens to running traces when an inference task takes over newer weights."""
 
     DRAIN = "drain"
     """All running traces end first, with the old weights: the longest of them holds up all others."""
     KEEP = "keep"
     """Running traces are paused while the weights are loaded, and continue with the new ones. They keep the keys and
-    values of their tokens, which the old weights have computed.
+    values that the old weights have computed.
     """
     RECOMPUTE = "recompute"
     """As ``keep``, but the new weights compute the keys and values of all tokens of a running trace again."""
@@ -520,18 +518,19 @@ class Schedule(base.Section):
     iterations: base.Count
     """The number of iterations, N: of updates, and of weights versions after version 0."""
     iterations_per_job: base.Count
-    """The number of iterations of a segment, that is of one pair of jobs, or of one colocated job."""
+    """The number of iterations of a segment: of one pair of jobs, or of one colocated job."""
     coupling: Coupling = Coupling.CONCURRENT
     """Whether a segment's two jobs run together or one after the other, or are one job whose trainer and server take
     turns on its GPUs.
     """
     max_staleness: base.NotNegative = 0
-    """The number of weights versions that the sampling policy may lag behind the trained one; 0 is strictly on-policy.
+    """The number of weights versions that the sampling policy may lag behind the trained one; 0 is strictly
+    on-policy.
     """
     weight_swap: WeightSwap = WeightSwap.DRAIN
     """How inference takes over newer weights. With ``keep`` and ``recompute`` the server is never drained: the groups
-    of the next iteration begin while the last traces of this one are sampled, as far as max_staleness allows, and one
-    trace may be sampled by several weights versions. Staleness counts from the oldest of them.
+    of the next iteration begin while the last traces of this one are sampled, as far as max_staleness allows. Several
+    weights versions may then sample one trace; staleness counts from the oldest.
     """
     length_curriculum: tuple[LengthStage, ...] = ()
     """Shorter limits than sampling.max_tokens for the first iterations, in ascending order; empty keeps one limit
@@ -539,28 +538,12 @@ class Schedule(base.Section):
     """
 
     def max_tokens(self, iteration: int, limit: int) -> int:
-        """The limit of an iteration.
-
-        Args:
-            iteration: which.
-            limit: ``sampling.max_tokens``, which holds where no stage does.
-        """
+        """``limit`` is ``sampling.max_tokens``, which holds where no stage does."""
         reached = [stage.max_tokens for stage in self.length_curriculum if stage.first_iteration <= iteration]
         return reached[-1] if reached else limit
 
 
 # -- serving -----------------------------------------------------------------------------------------------------------
-
-
-class ServerAttachment(base.Section):
-    """A vLLM server that `mrt-hpc serve` has started, for one inference task at a time."""
-
-    address: base.Line
-    """The address where the server listens: ``http://HOST:PORT``, or ``unix:PATH`` of a socket on the node of the task.
-    """
-    key_file: base.PathText
-    """The file that holds the server's key; `mrt-hpc serve` writes it. A relative path starts at the recipe's folder.
-    """
 
 
 class Serving(base.Section):
@@ -573,10 +556,10 @@ class Serving(base.Section):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.8
     """The share of the GPU's memory that vLLM takes."""
     tensor_parallel: base.Cores | None = None
-    """The number of GPUs that one server divides each layer of the model over, for a model that does not fit one GPU.
-    It must divide the model's attention heads. null is 1, or, where servers is stated, divides the task's GPUs evenly
-    among them. Without GPUs, null is 1, and a server of more computes in as many processes. In a task of several nodes,
-    null takes the GPUs of one node, and the layers are divided into as many stages as there are GPUs for.
+    """The number of GPUs that one server divides each layer over, for a model that does not fit one GPU. It must divide
+    the model's attention heads. null is 1, or, where servers is stated, divides the task's GPUs evenly among them.
+    Without GPUs, null is 1, and a server of more computes in as many processes. In a task of several nodes, null takes
+    the GPUs of one node, and the layers are divided into as many stages as there are GPUs for.
     """
     servers: base.Cores | None = None
     """The number of servers side by side in one task; each has tensor_parallel GPUs of its own, and a group of rollouts
@@ -587,38 +570,27 @@ class Serving(base.Section):
     """The maximum number of sequences in one batch of a server."""
     enforce_eager: bool = False
     """Whether to skip compilation and CUDA graphs. The server is then slower on a GPU, and starts faster."""
-    attach: ServerAttachment | None = None
-    """A vLLM server that runs already and that the inference task uses in place of one of its own; null starts one.
-    Servers of evaluations, and of a prover with a model of its own, are started in any case.
-    """
     start_limit_s: base.Seconds = 900.0
     """The maximum number of seconds until a server must answer after its start."""
     stall_limit_s: base.Seconds = 300.0
     """The number of seconds without a token, while there are requests, after which a server counts as hung and is
-    started again.
+    restarted.
     """
 
 
 @dataclass(frozen=True)
 class ServerLayout:
-    """How the GPUs of a task are divided among its vLLM servers."""
+    """The servers of a task on its GPUs."""
 
     servers: int
-    """The number of servers side by side."""
     tensor_parallel: int
-    """The number of GPUs that each layer is divided over; without GPUs, of processes."""
+    """GPUs that each layer is divided over; without GPUs, processes."""
     stages: int = 1
-    """The number of parts into which the layers of each are divided, one after the other."""
+    """Consecutive parts of each server's layers."""
 
     @staticmethod
     def of(serving: Serving, gpus: int, nodes: int = 1) -> "ServerLayout":
-        """Return the servers of a task.
-
-        Args:
-            serving: the section of the recipe.
-            gpus: of each node of the task; 0 where it computes on CPU.
-            nodes: of the task.
-        """
+        """The servers of a task; ``gpus`` is the number of each node, 0 on CPU."""
         servers, width = serving.servers, serving.tensor_parallel
         if gpus and nodes > 1:
             width = width or gpus
@@ -656,8 +628,8 @@ class Training(base.Section):
     rate above 0.
     """
     warmup_steps: base.NotNegative | None = None
-    """The number of optimiser steps of that rise; null takes the share that warmup_ratio gives. A run that is given
-    another number of iterations keeps the steps that it began with, and writes them here.
+    """The number of optimiser steps of that rise; null takes the share of warmup_ratio. A run whose number of
+    iterations changes keeps the steps that it began with, and writes them here.
     """
     schedule: Literal["cosine", "constant"] = "cosine"
     """The course of the learning rate after the warm-up."""
@@ -676,9 +648,7 @@ class Training(base.Section):
     clip_high: Annotated[float, Field(gt=0, le=100)] = 0.2
     """The importance ratio is clipped above 1 plus this value."""
     importance_cap: Annotated[float, Field(ge=1, le=1e6)] = 2.0
-    """The maximum of the importance weight between the trainer's and vLLM's distributions; larger weights are
-    truncated.
-    """
+    """The maximum importance weight between the trainer's and vLLM's distributions; larger ones are truncated."""
     kl_coefficient: Annotated[float, Field(ge=0, le=100)] = 0.0
     """The weight of KL(policy || weights version 0), the divergence of the trained policy from the first one, given
     each token's prefix. With 0 no reference model is loaded.
@@ -688,21 +658,21 @@ class Training(base.Section):
     precision: Precision = Precision.BF16
     """The number format of the trainer."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 3
-    """The DeepSpeed ZeRO stage. It says what is partitioned over the ranks: 1 the optimiser, 2 gradients as well, 3
+    """The DeepSpeed ZeRO stage, which says what is partitioned over the ranks: 1 the optimiser, 2 gradients as well, 3
     weights as well.
     """
     offload_optimizer: bool = False
     """Whether the optimiser's states and its 32-bit weights are kept in the memory of the CPU, where it takes its
     steps. A larger model then fits on the GPUs, and a step takes longer. It needs zero_stage 1 or higher, and 12 bytes
-    of the memory of resources.trainer for each parameter. Results with and without it agree up to rounding.
+    of the memory of resources.trainer for each parameter. Results agree up to rounding.
     """
     max_tokens_per_micro_batch: base.Tokens = 16384
-    """The maximum number of tokens of a micro-batch, padding included; tokens that are computed once for several
-    sequences count once. A longer sequence gets a micro-batch of its own.
+    """The maximum number of tokens of a micro-batch, padding included; tokens computed once for several sequences count
+    once. A longer sequence gets its own micro-batch.
     """
     batching: Batching = Batching.PADDED
-    """How sequences share a micro-batch. Results agree up to rounding. A model that does not compute sequences that lie
-    in one row as it computes each alone gets padded rows, and the trainer's log says so.
+    """How sequences share a micro-batch. Results agree up to rounding. A model that computes sequences in one row
+    otherwise than each alone gets padded rows, and the trainer's log says so.
     """
     sequence_parallel: base.Nodes = 1
     """The number of ranks that share each micro-batch, for traces whose activations do not fit one GPU: each computes
@@ -722,8 +692,8 @@ class Training(base.Section):
     """Whether activations are computed again in the backward pass, which saves memory."""
     deterministic: bool | None = None
     """Whether to use only kernels that give the same bits each time, so that a resumed run repeats an unbroken one. An
-    operation that has no such kernel is then an error. null is on for CPU, where it costs nothing, and off on GPU,
-    where the backward passes of attention and of the embedding become slower and cuBLAS keeps a workspace of its own.
+    operation without such a kernel is then an error. null is on for CPU, where it costs nothing, and off on GPU, where
+    the backward passes of attention and of the embedding become slower and cuBLAS keeps a workspace of its own.
     """
     checkpoint_every: base.Count = 1
     """The number of iterations between two checkpoints. A trainer that is lost computes at most so many again."""
@@ -732,7 +702,7 @@ class Training(base.Section):
     keep_weights: Annotated[int, Field(ge=2, le=1_000_000)] = 3
     """The number of the newest weights versions that stay on disk. Versions to be evaluated stay in any case."""
     full_weights_every: base.Count = 1
-    """The number of weights versions from one that is published as a whole model to the next. Those between hold only
-    what has changed since the version before, to the bit; inference tasks put them together. 1 publishes whole models
-    only. A version that is evaluated, one that samples traces and the last one of a segment are always whole models.
+    """The number of weights versions from one whole model to the next. Those between hold only what has changed since
+    the version before, to the bit; inference tasks put them together. 1 publishes whole models only. A version that is
+    evaluated or samples traces, and the last one of a segment, are always whole models.
     """

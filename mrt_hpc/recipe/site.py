@@ -1,17 +1,21 @@
 """The fields of every site profile: where jobs run, and the limits of a plan there. A site profile never changes a
-run's results. The fields of one kind of site (this machine, a Slurm cluster) are defined with its back end, see
-:mod:`mrt_hpc.backends.backend`.
+run's results. Fields of one kind of site are defined with its back end, see :mod:`mrt_hpc.backends.backend`.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, PrivateAttr
 
-from mrt_hpc.recipe.base import VARIABLE, Gib, Line, Name, Rate, Section
+from mrt_hpc.errors import word
+from mrt_hpc.recipe import find
+from mrt_hpc.recipe.base import VARIABLE, Gib, Name, Rate, Section
+from mrt_hpc.recipe.ownership import Opened, refuse_changeable
 from mrt_hpc.recipe.registry import Registry
 
+_SECRET = re.compile("TOKEN|KEY|SECRET|PASS", re.IGNORECASE)
 EnvironmentName = Annotated[str, Field(pattern=VARIABLE)]
 
 
@@ -20,8 +24,8 @@ class MeasuredThroughput(Section):
 
     sampled_tokens_per_second: Rate | None = None
     """The tokens per second that one inference task samples on all its GPUs; null takes a stated rate of the GPU, if
-    any. A task of an evaluation is expected to sample in proportion to its GPUs, and 2.4 times as fast, as it keeps
-    all slots of its servers taken.
+    any. An evaluation's task is expected to sample in proportion to its GPUs, and 2.4 times as fast, as it keeps all
+    slots of its servers taken.
     """
     trained_tokens_per_second: Rate | None = None
     """The tokens per second that one rank of the trainer computes; null takes a stated rate of the GPU, if any."""
@@ -33,16 +37,18 @@ class MeasuredThroughput(Section):
 
 @dataclass(frozen=True)
 class SiteLimits:
-    """The limits of a plan on a site; None if the profile states no limit."""
+    """The limits of a plan on a site; None if the profile states none."""
 
     array_size: int | None = None
-    """The maximum number of tasks of one job."""
+    """The most tasks of one job."""
     tasks: int | None = None
-    """The maximum number of tasks of all jobs together that one user may have queued at a time."""
+    """The most tasks of all jobs that one user may have queued."""
     minutes: int | None = None
-    """The maximum time limit of a job, minutes."""
+    """The longest time limit of a job."""
     preemption_notice_s: int | None = None
-    """Seconds between the signal of a preemption and the end of the task."""
+    """The seconds between the signal of a preemption and the end of the task."""
+    node_gpus: int | None = None
+    """GPUs of a node that a job is charged for; None where it is charged for those it asks for."""
 
 
 class SiteSettings(Section):
@@ -65,33 +71,59 @@ class SiteSettings(Section):
     run's secrets stay yours alone.
     """
 
-    notify: tuple[Line, ...] = ()
-    """A command that notifies you of a run, as a list of words, as in ``[/home/me/bin/notify]``. It gets two more
-    words, the run directory and ``finished``, ``failed`` or ``stuck``, and the reason in ``MRT_HPC_REASON``. The last
-    task of a run calls it at the end; other tasks call it once for each cause for which a person should look at the
-    run. It runs on the node of the task, which may have no network; Slurm's own mail needs none (``sbatch: {mail-type:
-    END}``).
-    """
-
     _read_from: Path | None = PrivateAttr(default=None)
+    _file: Opened | None = PrivateAttr(default=None)
 
     @property
     def read_from(self) -> Path | None:
-        """The file of the profile; None where no file was read."""
+        """The profile's file; None where no file was read."""
         return self._read_from
 
-    def note_file(self, path: Path) -> None:
-        """Note the file that the profile was read from, which a run remembers."""
-        self._read_from = path.absolute()
+    @property
+    def file(self) -> Opened | None:
+        """The file as it was opened."""
+        return self._file
+
+    @property
+    def text(self) -> str | None:
+        return None if self._file is None else self._file.content.decode()
+
+    def note_file(self, path: Path, file: Opened | None) -> None:
+        """Note the profile's file, which a run remembers with its content."""
+        self._read_from, self._file = find.absolute(path), file
+
+    def refuse_foreign(self, what: str, instead: str = "type the same command with") -> None:
+        """Refuse this profile where another user can change its file, as it names commands. Those of the package are as
+        safe as the package.
+
+        Args:
+            what: a sentence about the profile.
+            instead: what to do beside making a copy of it.
+        """
+        path = self._read_from
+        if self._file is not None and path is not None and not find.is_of_the_package(path):
+            copy = find.configuration() / find.SITES.folder / path.name
+            own = f"a copy of your own: cp {word(path)} {word(copy)}"
+            refuse_changeable(self._file, what, f"read what is there; then {instead} {own}")
+
+    def refuse_to_run_here(self) -> None:
+        """Refuse to run commands of this profile on the machine on which it was named, as :meth:`refuse_foreign`. Whose
+        path the user has typed is taken for jobs alone.
+        """
+        self.refuse_foreign("no command of this site profile is run on this machine")
+
+    def hide_secrets(self) -> Self:
+        """For display: values are hidden of variables whose names say that they are secret."""
+        shown = {name: "..." if _SECRET.search(name) else value for name, value in self.environment.items()}
+        return self.model_copy(update={"environment": shown})
 
     @property
     def limits(self) -> SiteLimits:
-        """The limits of a plan on this site."""
         return SiteLimits()
 
     @property
     def gpu_name(self) -> str:
-        """The model of the site's GPUs, as in ``h100``; empty where the profile does not say."""
+        """As in ``h100``; empty where the profile does not say."""
         return ""
 
 

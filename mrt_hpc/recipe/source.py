@@ -10,28 +10,27 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.recipe.find import is_of_the_package
+from mrt_hpc.recipe.ownership import Opened, read_file
 
 Location = tuple[int | str, ...]
 
 MAX_BYTES = 1_000_000
-"""The maximum size of a YAML file: a recipe has some kilobytes, and the parser is slow on far larger files."""
+"""A recipe has some kilobytes, and the parser is slow on far larger files."""
 MAX_FIELDS = 100_000
-"""The maximum number of fields and list items of a file: aliases of aliases make millions of a few lines."""
+"""Fields and list items of a file: aliases of aliases make millions of a few lines."""
 
 UNREADABLE = (YAMLError, ValueError, TypeError, AttributeError, RecursionError)
-"""The errors of the parser for text that is no YAML, or YAML of a kind that no recipe needs (an alias within itself).
-"""
+"""Errors of the parser for text that is no YAML, or YAML that no recipe needs (an alias within itself)."""
 
 
 class FieldPlace(NamedTuple):
-    """The place of a field. Places are ordered as a reader sees them: a recipe before the one that it extends."""
+    """The place of a field, ordered as readers see them: a recipe before the one that it extends."""
 
     depth: int
-    """0 in the file that was named, 1 in the one that it extends, and so on."""
+    """0 in the named file, 1 in the one that it extends, and so on."""
     line: int
-    """The number of the line, from 1."""
     path: Path
 
 
@@ -42,41 +41,40 @@ class Source:
     path: Path
     data: dict[str, Any]
     places: dict[Location, FieldPlace]
-    """The places of fields and list items."""
     overrides: dict[Location, str] = field(default_factory=dict)
-    """Fields set on the command line, with the text they came from."""
+    """Fields set on the command line, with their texts."""
     correction: str = ""
-    """How to correct a fault in it; empty means to edit the file."""
+    """How to correct a fault; empty means to edit the file."""
     below: Location = ()
-    """The location in the file of the part that is checked."""
+    file: Opened | None = None
+    """None where several files make up the data."""
 
     def where(self, location: Location) -> str:
-        """The place of a field, for an error: file and line, or the command-line option."""
+        """File and line of a field, or the command-line option, for an error."""
         if (below := self._option_below(location)) is not None:
-            return f"--set {below}"
+            return option_text(below)
         for length in range(len(location), 0, -1):
             if location[:length] in self.overrides:
-                return f"--set {self.overrides[location[:length]]}"
+                return option_text(self.overrides[location[:length]])
             if (place := self.place(location[:length])) is not None:
                 return f"{place.path}, line {place.line}"
         return str(self.path)
 
     def _option_below(self, location: Location) -> str | None:
-        """The option that has set a field below one that no file names; None where there is none."""
+        """The option that has set a field below an unnamed one."""
         below = (text for at, text in self.overrides.items() if at[: len(location)] == location)
         return next(below, None) if self.place(location) is None else None
 
     def place(self, location: Location) -> FieldPlace | None:
-        """The place of a field; None for one that no file contains."""
         return self.places.get((*self.below, *location))
 
     def nearest_place(self, location: Location) -> FieldPlace | None:
-        """The place of a field, or of the section that it belongs to."""
+        """The place of the field, or of the section around it."""
         places = (self.place(location[:length]) for length in range(len(location), 0, -1))
         return next((place for place in places if place is not None), None)
 
     def advice(self, location: Location) -> str:
-        """How to correct a fault in a field: in the option that has set it, the file, or both."""
+        """Names the option that has set the field, the file, or both."""
         place = self.nearest_place(location)
         if (below := self._option_below(location)) is not None:
             return change(below)
@@ -86,20 +84,25 @@ class Source:
         for length in range(len(location), 0, -1):
             if location[:length] in self.overrides:
                 return change(self.overrides[location[:length]])
-        options = " ".join(f"--set {text}" for text in self.overrides.values())
+        options = " ".join(map(option_text, self.overrides.values()))
         return f"{edit}, or change the options {options}" if options and options not in edit else edit
 
 
+class Swept(str):
+    """A field that ``--sweep`` has set, with one of its values."""
+
+
+def option_text(override: str) -> str:
+    return f"--{'sweep' if isinstance(override, Swept) else 'set'} {override}"
+
+
 def change(override: str) -> str:
-    """The advice on an option of the command line."""
-    return f"change the option --set {override}"
+    return f"change the option {option_text(override)}"
 
 
-def parsed(text: str) -> tuple[Any, dict[Location, int]]:
-    """The content of a text in YAML 1.2, and the lines of its fields and list items.
-
-    Raises:
-        YAMLError: and the others of ``UNREADABLE``; a ValueError where aliases make too many fields of few lines.
+def parse_yaml(text: str) -> tuple[Any, dict[Location, int]]:
+    """YAML 1.2, with the lines of its fields and list items. Raises ``UNREADABLE``, a ValueError where aliases make too
+    many fields.
     """
     yaml = YAML(typ="safe", pure=True)
     if (node := yaml.compose(text)) is None:
@@ -111,47 +114,42 @@ def parsed(text: str) -> tuple[Any, dict[Location, int]]:
 
 
 def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
-    """Parse a YAML file (1.2).
-
-    Args:
-        path: the file.
-        advice: what to type once it is corrected.
-        depth: how many other files extend it on the way from the one that was named.
-
-    Raises:
-        UserError: it is not there, or holds no YAML with fields.
-    """
+    """``advice`` says what to type once the file is corrected; ``depth`` is that of :class:`FieldPlace`."""
     if not path.is_file():
         raise UserError("no such file", value=str(path), expected="a YAML file", advice=advice)
-    if (size := path.stat().st_size) > MAX_BYTES:
+    corrected = Advice("edit {path}, then {command}", path=path, command=Advice(advice))
+    try:
+        file = read_file(path, MAX_BYTES)
+    except ValueError as error:
         raise UserError(
-            "the file is too large for a recipe or a site profile",
-            value=f"{size / 1e6:.1f} MB",
+            f"this is no recipe, and no site profile: {error}",
             where=path,
             expected=f"{MAX_BYTES / 1e6:g} MB or less; put problems into a file that data.path names",
-            advice=advice,
-        )
+            advice=corrected,
+        ) from error
     try:
-        text = path.read_text(encoding="utf-8")
-        data, lines = parsed(text)
+        data, lines = parse_yaml(file.content.decode())
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
-        edit = f"correct that line, often its indentation or a missing quote; then {advice}"
+        edit = Advice(
+            "correct that line, often its indentation or a missing quote; then {command}", command=Advice(advice)
+        )
         raise UserError(f"not YAML: {error.problem or error.context}", where=where, advice=edit) from error
     except UnicodeDecodeError as error:
-        raise UserError(f"not UTF-8 text: {error}", where=path, advice=advice) from error
+        raise UserError(f"not UTF-8 text: {error}", where=path, advice=corrected) from error
     except UNREADABLE as error:
-        raise UserError(f"not YAML that can be read: {error}", where=path, advice=advice) from error
+        raise UserError(f"not YAML that can be read: {error}", where=path, advice=corrected) from error
     if not isinstance(data, dict):
         raise UserError(
             "the file holds no fields",
             value=data,
             where=path,
             expected="lines such as `name: quickstart`",
-            advice=advice,
+            advice=corrected,
         )
-    return Source(path, data, {location: FieldPlace(depth, line, path) for location, line in lines.items()})
+    places = {location: FieldPlace(depth, line, path) for location, line in lines.items()}
+    return Source(path, data, places, file=file)
 
 
 def _lines(node: Node, at: Location) -> Iterator[tuple[Location, int]]:

@@ -1,5 +1,5 @@
-"""Checks the content of a file against a model. A refusal names for each fault file, line, field, value, what was
-expected and the nearest name.
+"""Checks the content of a file against a model. A refusal names file, line, field, value, what was expected and the
+nearest name.
 """
 
 import json
@@ -12,7 +12,7 @@ from pydantic_core.core_schema import ErrorType
 
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.recipe import registry
-from mrt_hpc.recipe.field_docs import child, default_at, field_at, yaml_text
+from mrt_hpc.recipe.field_docs import KEY, child, default_at, field_at, yaml_text
 from mrt_hpc.recipe.source import Location, Source
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -26,17 +26,16 @@ REFUSED = {
 
 
 OF_THE_LIBRARY = set(get_args(ErrorType)) - {"value_error", "assertion_error"}
-"""Kinds of faults whose message is pydantic's, not the package's own."""
+"""Faults with pydantic's message, not the package's own."""
 
 
 BEYOND = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal"})
-"""Kinds of faults of a number that lies outside the range of its field."""
 
 
 def validate(
     source: Source, model: type[Model], data: dict[str, Any], prefix: Location = (), context: str | None = None
 ) -> Model:
-    """Check ``data`` strictly against ``model``; JSON is the way in, so that lists may fill tuples and texts enums."""
+    """Check ``data`` strictly; JSON is the way in, so that lists may fill tuples and texts enums."""
     content: Any = data
     for step in prefix:
         content = content[step]
@@ -44,11 +43,11 @@ def validate(
     try:
         return model.model_validate_json(json.dumps(data, default=str), strict=True, context=context)
     except ValidationError as error:
-        raise _Faults(source, model, data, prefix).explained(error) from None
+        raise _Faults(source, model, data, prefix).user_error(error) from None
 
 
 def _refuse_other_names(source: Source, data: Any, location: Location) -> None:
-    """Refuse a section whose fields have lists or sections for names, which YAML allows."""
+    """YAML allows lists and sections as names."""
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for step, value in items:
         if not isinstance(step, str | int | float | None):
@@ -64,22 +63,19 @@ def _refuse_other_names(source: Source, data: Any, location: Location) -> None:
 
 @dataclass(frozen=True)
 class _Faults:
-    """Puts the faults that pydantic finds in a file into words."""
+    """Puts pydantic's faults in a file into words."""
 
     source: Source
     model: type[BaseModel]
     data: dict[str, Any]
-    """What was checked: the content of the file below the prefix."""
     prefix: Location
 
-    def explained(self, error: ValidationError) -> UserError:
-        """All faults, in the order of the file."""
+    def user_error(self, error: ValidationError) -> UserError:
         faults = sorted(map(self._fault, error.errors(include_url=False)), key=lambda fault: fault[0])
-        first, *others = (refused for _, refused in faults)
-        return first.with_others(others)
+        first, *others = {refused.message(): refused for _, refused in faults}.values()  # a union has one for each form
+        return first.add_others(others)
 
     def _fault(self, problem: ErrorDetails) -> tuple[tuple[int, int], UserError]:
-        """One fault and its place, by which faults are ordered."""
         at, kind = _file_location(problem["loc"], self.data), problem["type"]
         if kind == "missing" and isinstance(at[-1], int):  # a list that is too short is a wrong value
             at, kind = at[:-1], "too_short"
@@ -104,13 +100,13 @@ class _Faults:
             case _ if kind in OF_THE_LIBRARY:
                 expected = self._expected_value(kind, at)
         location = at[len(self.prefix) :]
-        dotted = ".".join(map(str, location)) or "the file as a whole"
+        dotted = ".".join(str(step) for step in location if step != KEY) or "the file as a whole"
         where, advice = self.source.where(location), _advice(self.source, location, fits)
         refused = UserError(f"{dotted}: {_kind(kind)}", value=value, where=where, expected=expected, advice=advice)
         return _order(self.source, location), refused
 
     def _expected_value(self, kind: str, location: Location) -> str:
-        """The values that a field takes, and its meaning, for faults that pydantic finds."""
+        """The values of a field, and its meaning."""
         field = field_at(self.model, self.data, location)
         values = field.values or "fields with values"
         if kind == "finite_number":
@@ -131,15 +127,12 @@ class _Faults:
 
 
 def _one_of(given: str, valid: list[str]) -> str:
-    """The names that stand for a wrong one, the nearest first."""
     guess = nearest(given, valid)
     return f"{f'{guess} is the nearest; ' if guess else ''}one of {', '.join(valid)}"
 
 
 @dataclass(frozen=True)
 class Default:
-    """A value that the file leaves out."""
-
     value: Any
 
     def __repr__(self) -> str:
@@ -147,18 +140,17 @@ class Default:
 
 
 def _default(model: type[BaseModel], data: Any, location: Location) -> Default | None:
-    """The default of a field that the file leaves out; None where it has none, or where its default is null."""
     default = default_at(model, data, location)
     return None if default is None else Default(default)
 
 
 def _steps(field: str) -> Location:
-    """The location of a field that is written with dots; the items of lists are numbers."""
+    """The location of a field with dots; items of lists are numbers."""
     return tuple(int(step) if step.isdecimal() else step for step in field.split("."))
 
 
 def _advice(source: Source, location: Location, fits: str | None) -> str:
-    """How to correct a fault, with the value that fits where it is known and an option can set it."""
+    """Names a fitting value where it is known and an option can set it."""
     if fits is None or source.correction:
         return source.advice(location)
     return f"--set {'.'.join(map(str, location))}={fits}, or {source.advice(location)}"
@@ -174,10 +166,15 @@ def _kind(error_type: str) -> str:
 
 
 def _file_location(location: Location, data: Any) -> Location:
-    """Remove from pydantic's location the tags of unions, which are not in the file."""
+    """Remove the tags of unions from pydantic's location: the file lacks them."""
     steps: list[int | str] = []
-    for step in location:
-        if isinstance(data, dict) and step not in data and data.get("type") == step:
+    for number, step in enumerate(location):
+        is_last = number == len(location) - 1
+        if isinstance(data, dict) and step not in data and (not is_last or data.get("type") == step):
+            continue
+        if not isinstance(data, dict | list | None) and step != KEY:
+            continue
+        if isinstance(data, list) and not isinstance(step, int):
             continue
         steps.append(step)
         data = child(data, step)
@@ -191,6 +188,5 @@ def _value_at(data: Any, location: Location) -> Any:
 
 
 def _order(source: Source, location: Location) -> tuple[int, int]:
-    """The order of faults: that of the file."""
     place = source.nearest_place(location)
     return (0, 0) if place is None else (place.depth, place.line)

@@ -1,9 +1,7 @@
-"""The inference role: it samples the rollouts and branches of a segment's iterations, group by group.
+"""The inference role: samples the rollouts and branches of a segment, group by group.
 
-The task owns a vLLM server for as long as the segment lasts. It takes leases on groups without a lease, of the
-oldest iteration that is incomplete and for which the weights are fresh enough; samples them, forks branches while the
-prefixes are in the server's cache, grades, and commits each group when its last trace is finished. Tasks may come and
-go at any time: the groups of one that is lost are taken over, and one that comes back finds what is left.
+The task leases groups of the oldest incomplete iteration for which the weights are fresh enough, and forks branches
+while the server's cache holds the prefixes. Other tasks take over a lost task's groups.
 """
 
 import logging
@@ -20,10 +18,10 @@ from mrt_hpc.inference.sampler import Generator
 from mrt_hpc.inference.server_control import Server, Servers
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.sections import WeightSwap
-from mrt_hpc.roles.sampling import round_sampler
+from mrt_hpc.roles.sampling import rolling_sampler, round_sampler
 from mrt_hpc.roles.sampling.grading import grader_pool
-from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined, lend_node, spans_nodes
-from mrt_hpc.roles.sampling.serving import OwnServers, Rest, client_of, policy_server, room_of
+from mrt_hpc.roles.sampling.ray_cluster import join_nodes, lend_node, release_ranks, spans_nodes
+from mrt_hpc.roles.sampling.serving import OwnServers, Rest, client_of, room_of
 from mrt_hpc.roles.sampling.weights_on_node import LocalWeights, Prefetch, collecting_weights, verified_weights
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.shutdown import run_until_asked_to_leave
@@ -38,40 +36,33 @@ log = logging.getLogger(__name__)
 
 
 def run(task: Task) -> None:
-    """Sample the groups that the segment lacks, until its last weights version is published. In a task of several nodes
-    the first rank does that, and the others lend it their nodes.
-
-    Raises:
-        UserError: the trainer failed; it does not run, and the nodes are given back; or something in the recipe does
-            not fit the model.
+    """Sample missing groups until the segment's last weights version is published. Of several nodes the first rank does
+    so, and the others lend it theirs.
     """
     if spans_nodes(task) and task.rank > 0:
         lend_node(task)
         return
-    with for_all_ranks(task):
+    with release_ranks(task):
         _sample_segment(task)
 
 
 def _sample_segment(task: Task) -> None:
-    """What the first rank does, see :func:`run`."""
     problems = read_problems(task.layout.train_data)
-    if round_sampler.Rounds(task, len(problems)).awaited() is None:
+    if round_sampler.Rounds(task, len(problems)).await_round() is None:
         log.info("all groups of the segment are sampled already")
         return
     task.spend(Use.STARTING)
     policy = policy_servers(task)
     try:
         watch = round_sampler.NeedWatch(round_sampler.Rounds(task, len(problems)))
-        with ExitStack() as stack:
-            if task.experiment.serving.attach is None:
-                stack.enter_context(policy.loading())
+        with policy.load_ahead(), ExitStack() as stack:
             weights = verified_weights(task, 0)  # never removed, however long the server takes to start
             worker = Worker.of(task, problems, weights)
             stack.enter_context(worker.local.open())
-            equipment = stack.enter_context(equipped(policy, weights, worker.max_model_len, watch))
+            equipment = stack.enter_context(start_equipment(policy, weights, worker.max_model_len, watch))
             rest = Rest(task.turn, equipment.servers)
             # other tasks have continued while the server started
-            while (work := round_sampler.Rounds(task, len(problems), rest.begin).awaited()) is not None:
+            while (work := round_sampler.Rounds(task, len(problems), rest.begin).await_round()) is not None:
                 rest.end()
                 if worker.has_weights(work, equipment.server):
                     task.spend(Use.GENERATING)
@@ -83,74 +74,68 @@ def _sample_segment(task: Task) -> None:
 
 @dataclass(frozen=True)
 class Equipment:
-    """What a task samples and grades with."""
-
     server: Servers
-    """The servers of the policy."""
+    """Of the policy."""
     mu: Servers | None
-    """The servers of the prover, where that is another model."""
+    """Of the prover, where that is another model."""
     pool: GraderPool
 
     @property
     def servers(self) -> list[Server]:
-        """All of them."""
         return [*self.server.each, *(self.mu.each if self.mu is not None else ())]
 
 
 def policy_servers(task: Task) -> OwnServers:
-    """The task's own servers of the policy, beside which those of a prover's own model take their share."""
+    """The task's own servers; those of a separate prover take their share."""
     prover = task.recipe.prover
     share = 1.0 if prover is None or prover.model is None else 1.0 - prover.memory_share
     return OwnServers(task, prover is not None and prover.shares_seeds, share)
 
 
 @contextmanager
-def equipped(
+def start_equipment(
     policy: OwnServers, weights: Weights, max_model_len: int, watch: round_sampler.NeedWatch
 ) -> Iterator[Equipment]:
-    """Start the servers and graders of a task for the length of the block.
+    """Start a task's servers and graders for the block.
 
     Raises:
-        NotNeededError: the segment was over before.
+        NotNeededError: the segment was already over.
     """
     task, prover = policy.task, policy.task.recipe.prover
     with ExitStack() as stack:
-        cluster = stack.enter_context(joined(task))
-        nodes = () if cluster is None else cluster.nodes
-        pool = stack.enter_context(grader_pool(task, task.recipe.problems, nodes))
-        server = stack.enter_context(policy_server(policy, weights, max_model_len, watch.look))
+        stack.enter_context(join_nodes(task))
+        pool = stack.enter_context(grader_pool(task, task.recipe.problems))
+        server = stack.enter_context(policy.serve(weights, max_model_len, watch.look))
         if prover is None or prover.model is None:
             yield Equipment(server, None, pool)
             return
         own = replace(policy, share=prover.memory_share, name="vllm-mu")
         length = prover.model_max_tokens or max_model_len
-        mu = own.running(Weights(0, "", Path(prover.model)), length, watch.look)
+        mu = own.serve(Weights(0, "", Path(prover.model)), length, watch.look)
         yield Equipment(server, stack.enter_context(mu), pool)
 
 
 @dataclass
 class Worker:
-    """Samples one round after the other through the servers of a task."""
+    """Samples rounds in turn through the task's servers."""
 
     task: Task
     policy: ProverModel
     prover_maker: ProverFactory | None
     problems: list[Problem]
     weights: Weights
-    """The weights version that the server holds."""
     loading_s: float = 0.0
-    """Seconds that the loading of the weights took for the current round."""
+    """Of the current round's weights."""
     prefetch: Prefetch | None = None
-    """The weights version that was verified while the last round was sampled."""
+    """Verified while the last round was sampled."""
     local: LocalWeights = field(init=False)
-    """Puts versions together that were published as deltas."""
+    """Puts deltas together."""
 
     def __post_init__(self) -> None:
         self.local = LocalWeights(self.task.layout)
 
     @staticmethod
     def of(task: Task, problems: list[Problem], weights: Weights) -> "Worker":
-        """Read the tokenizer."""
         prompter = Prompter.of(task.layout.weights_version(0), task.recipe.prompt)
         policy, wanted = ProverModel.of(prompter), task.recipe.prover
         maker = None if wanted is None else ProverFactory.of(wanted, policy, task.recipe.seed)
@@ -164,12 +149,12 @@ class Worker:
         return sampling.max_prompt_tokens + sampling.max_tokens + question
 
     def has_weights(self, work: round_sampler.Round, server: Servers) -> bool:
-        """Make the server hold the weights of a round; False when they were found damaged or missing."""
+        """Load a round's weights into the server; False when they are damaged or missing."""
         started = time.monotonic()
         try:
             if not self._is_loaded(work.version):
                 self.task.spend(Use.LOADING)
-                self._load(self._verified(work), server)
+                self._load(self._verify_weights(work), server)
         except DamagedError as damage:
             log.warning("the trainer has to publish weights version %d again: %s", work.version, damage)
             return False
@@ -177,12 +162,8 @@ class Worker:
             self.loading_s = time.monotonic() - started
         return True
 
-    def _verified(self, work: round_sampler.Round) -> Weights:
-        """The weights of a round: as they were verified while the last round was sampled, else verified now.
-
-        Raises:
-            DamagedError: they are damaged.
-        """
+    def _verify_weights(self, work: round_sampler.Round) -> Weights:
+        """A round's weights, verified during the last round or now."""
         if self.prefetch is not None and (ready := self.prefetch.weights(work.version)) is not None:
             return ready
         if is_collection(work.iteration):
@@ -190,14 +171,14 @@ class Worker:
         return verified_weights(self.task, work.version, self.local)
 
     def _is_loaded(self, version: int) -> bool:
-        """Whether the published version is the one that the server holds, by its number and digest."""
+        """Versions count as loaded by number and digest."""
         return (version, published_digest(self.task.layout, version)) == (self.weights.version, self.weights.digest)
 
     def _load(self, weights: Weights, server: Servers, swap: WeightSwap = WeightSwap.DRAIN) -> None:
         started = time.monotonic()
         server.load_weights(weights.directory, weights.version, swap)
         self.weights = weights
-        self.local.served(weights)
+        self.local.note_served(weights)
         self.task.events.emit(
             EventKind.WEIGHTS_LOADED,
             version=weights.version,
@@ -207,16 +188,14 @@ class Worker:
         )
 
     def sample(self, work: round_sampler.Round, equipment: Equipment) -> None:
-        """Claim, sample, grade and commit. Where the recipe does not drain the server, later rounds follow without a
-        pause.
-        """
+        """Claim, sample, grade and commit. Without draining, later rounds follow at once."""
         self.prefetch = Prefetch(self.local, self.weights.version, self._last_version(work))
-        with self.prefetch.running():
+        with self.prefetch.watch_versions():
             run_until_asked_to_leave(self.task.shutdown, self._sample(work, equipment))
 
     def _last_version(self, work: round_sampler.Round) -> int:
-        """The newest weights version that may be published during a round and used after it. With max_staleness 0 the
-        trainer starts only when all groups are sampled.
+        """The newest version that may appear in a round and be used after it. With max_staleness 0 the trainer waits
+        for all groups.
         """
         if is_collection(work.iteration) or not self.task.recipe.schedule.max_staleness:
             return work.version
@@ -232,8 +211,8 @@ class Worker:
             if swap is WeightSwap.DRAIN or is_collection(work.iteration):
                 await sampler.sample(work, self.loading_s)
                 return
-            rolling = round_sampler.RollingSampler(
-                sampler, self._following, partial(self._take_over, equipment.server, swap)
+            rolling = rolling_sampler.RollingSampler(
+                sampler, self._round_to_follow, partial(self._take_over, equipment.server, swap)
             )
             await rolling.sample(work, self.loading_s)
 
@@ -251,18 +230,16 @@ class Worker:
             sampling=set(),
         )
 
-    def _following(self, sampling: frozenset[round_sampler.GroupPlace]) -> round_sampler.Round | None:
-        """The next round that can be sampled with the weights that the server holds. There is none where these were set
-        aside, because training has gone back to an earlier state: the server is drained then, and loads others.
+    def _round_to_follow(self, sampling: frozenset[round_sampler.GroupPlace]) -> round_sampler.Round | None:
+        """The next round for the server's weights. None where these were set aside, as training went back: the server
+        is drained and loads others.
         """
         if not self._is_loaded(self.weights.version):
             return None
-        return round_sampler.Rounds(self.task, len(self.problems)).following(self.weights.version, sampling)
+        return round_sampler.Rounds(self.task, len(self.problems)).next_round(self.weights.version, sampling)
 
     def _take_over(self, server: Servers, swap: WeightSwap) -> bool:
-        """Load the newest verified weights while traces are sampled, if they are newer than those that the server
-        holds; returns whether they are.
-        """
+        """Load the newest verified weights during sampling; False where the server holds them already."""
         newer = None if self.prefetch is None else self.prefetch.newer_than(self.weights.version)
         if newer is None:
             return False

@@ -1,4 +1,4 @@
-"""The first job: it publishes weights version 0, the small world's model or a Hugging Face directory of the user."""
+"""The first job: publishes weights version 0, of the small world or a user's Hugging Face directory."""
 
 import json
 import logging
@@ -6,11 +6,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mrt_hpc.domains.small_world import STARTING_MODEL
-from mrt_hpc.errors import UserError, nearest, word
+from mrt_hpc.errors import Advice, UserError, nearest
 from mrt_hpc.recipe.choices import Precision
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import HuggingFaceModel
-from mrt_hpc.roles.prepare_checks import check_prompts, check_tokenizer, name_unreadable
+from mrt_hpc.roles.prepare_checks import check_prompts, check_tokenizer, name_faulty_golds
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import sync_names
 from mrt_hpc.run.events import EventKind, Use
@@ -22,11 +22,6 @@ log = logging.getLogger(__name__)
 
 
 def run(task: Task) -> None:
-    """Publish weights version 0, unless it is there.
-
-    Raises:
-        UserError: the model's architecture is not known here, its tokenizer loses text, or a prompt is too long.
-    """
     task.spend(Use.PREPARING)
     if not task.experiment.trains:
         publish_models(task)
@@ -35,7 +30,7 @@ def run(task: Task) -> None:
         log.info("weights version 0 is there already")
         return
     check_prover_model(task)
-    name_unreadable(task)
+    name_faulty_golds(task)
     model = task.recipe.model
     if isinstance(model, HuggingFaceModel):
         publish_copy(task, 0, Path(model.path), "model.path")
@@ -45,15 +40,11 @@ def run(task: Task) -> None:
 
 
 def publish_models(task: Task) -> None:
-    """Publish each model of an evaluation on its own as the weights version of its number, unless that is there.
-
-    Raises:
-        UserError: a model is not there, is not known here, or loses text; or a prompt is too long.
-    """
+    """Publish each model of a separate evaluation as the version of its number, unless it exists."""
     models = task.experiment.models
     missing = [i for i in range(len(models)) if not task.layout.weights_version(i).exists()]
     if missing:
-        name_unreadable(task)
+        name_faulty_golds(task)
     for number in missing:
         model = models[number]
         if not Path(model.path).is_dir():
@@ -61,31 +52,23 @@ def publish_models(task: Task) -> None:
                 f"model {model.name} is not there",
                 value=model.path,
                 expected="a model directory; the run that was to publish it has ended without it, or removed it",
-                advice=f"mrt-hpc status {model.run}" if model.run else f"ls {word(Path(model.path).parent)}",
+                advice=Advice("mrt-hpc status {run}", run=model.run)
+                if model.run
+                else Advice("ls {parent}", parent=Path(model.path).parent),
             )
         publish_copy(task, number, Path(model.path), f"models.{number}.path", trained=False)
-    task.retrying(lambda: sync_names(task.layout.weights), "syncing the weights")  # those of a killed attempt, too
+    task.retry(lambda: sync_names(task.layout.weights), "syncing the weights")  # those of a killed attempt, too
     release(task.experiment, task.layout)  # these weights are in this run now, and their training may remove them
 
 
 def publish_copy(task: Task, version: int, source: Path, field: str, *, trained: bool = True) -> None:
-    """Publish a model directory as a weights version, after its files and its prompts were checked.
-
-    Args:
-        task: of the first job.
-        version: the number of the weights version.
-        source: the model directory.
-        field: of the recipe that names it.
-        trained: whether the trainer loads it too.
-
-    Raises:
-        UserError: the model's architecture is not known here, or is not trained as it is; its tokenizer loses text; or
-            a prompt is too long.
+    """Check a model directory's files and prompts, and publish it as a weights version; ``field`` of the recipe names
+    it.
     """
     refuse_delta(source)
     check_architecture(source, field, trained=trained)
     if (source / MANIFEST).exists():  # a weights version of another run
-        task.retrying(lambda: verify(source, anywhere=True), f"reading {source}")
+        task.retry(lambda: verify(source, anywhere=True), f"reading {source}")
     if trained:
         check_training(source, field, task.recipe)
     check_tokenizer(task.experiment, source, field)
@@ -94,12 +77,7 @@ def publish_copy(task: Task, version: int, source: Path, field: str, *, trained:
 
 
 def publish_checked(task: Task, version: int, source: Path, name: str) -> None:
-    """Publish a model directory, whose files and prompts were checked, under the source's ``name``.
-
-    Raises:
-        UserError: its weights are not finite.
-    """
-    task.retrying(
+    task.retry(
         lambda: publish(task.layout, version, lambda directory: copy_model(source, directory), source=name),
         f"weights version {version}",
     )
@@ -107,11 +85,7 @@ def publish_checked(task: Task, version: int, source: Path, name: str) -> None:
 
 
 def check_prover_model(task: Task) -> None:
-    """Refuse a prover model that cannot be used.
-
-    Raises:
-        UserError: its architecture is not known here, its tokenizer loses text, or its weights are not finite.
-    """
+    """Refuse a prover with an unknown architecture, a lossy tokenizer or weights that are not finite."""
     prover = task.recipe.prover
     if prover is not None and prover.model is not None:
         check_architecture(Path(prover.model), "prover.model", trained=False)
@@ -120,16 +94,7 @@ def check_prover_model(task: Task) -> None:
 
 
 def check_architecture(directory: Path, field: str, *, trained: bool) -> None:
-    """Refuse an architecture that the installed transformers or vLLM does not know.
-
-    Args:
-        directory: of the model.
-        field: of the recipe that names it.
-        trained: whether the trainer loads it too, by transformers.
-
-    Raises:
-        UserError: naming it, and who does not know it.
-    """
+    """Refuse an architecture that the installed vLLM, or for a ``trained`` model transformers, does not know."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TRANSFORMERS
     from vllm import ModelRegistry  # takes seconds to import, and only a model from outside needs it
 
@@ -150,19 +115,12 @@ def check_architecture(directory: Path, field: str, *, trained: bool) -> None:
 
 
 def check_training(directory: Path, field: str, recipe: Recipe) -> None:
-    """Refuse a model that would not be trained as it is sampled, before a GPU is asked for: by the headers of its
-    files, and by a small model with its options. The trainer checks the model itself, with its weights.
-
-    Args:
-        directory: of the model.
-        field: of the recipe that names it.
-        recipe: the run's.
-
-    Raises:
-        UserError: naming the tensors that are missing or unknown, or what is not computed as the model does.
+    """Refuse a model that would be trained otherwise than sampled, before a GPU is asked for: by file headers and a
+    small model with its options.
     """
-    from mrt_hpc.training.agreement import make_small, settle
+    from mrt_hpc.training.agreement import require_agreement
     from mrt_hpc.training.policy import Kernels, load_policy, model_config, refuse_other_tensors
+    from mrt_hpc.training.small_model import make_small
 
     config = model_config(directory)
     refuse_other_tensors(directory, config)
@@ -174,29 +132,16 @@ def check_training(directory: Path, field: str, recipe: Recipe) -> None:
             log.warning("this model has no small form, so the trainer's start is its first check: %r", error)
             return
         policy = load_policy(small, 1.0, Precision.FP32, kernels=Kernels.of(recipe.training))
-        settle(policy, recipe.algorithm.longest_trained(recipe), directory, field=field)
+        require_agreement(policy, recipe.algorithm.longest_trained(recipe), directory, field=field)
 
 
 def copy_model(source: Path, directory: Path) -> None:
-    """Take a model over. The manifest of another run's weights version stays behind: the new version gets its own.
-
-    Raises:
-        UserError: its weights are not finite.
-    """
+    """Another run's manifest is left out: the new version gets its own. Refuses weights that are not finite."""
     take_over(source, directory, without=(MANIFEST,))
     check_finite(directory, source)
 
 
 def check_finite(directory: Path, source: Path) -> None:
-    """Refuse a model of which a number is not finite.
-
-    Args:
-        directory: of its files.
-        source: the place that an error names.
-
-    Raises:
-        UserError: one is NaN or infinite.
-    """
     try:
         refuse_not_finite(directory)
     except DamagedError as damage:

@@ -1,5 +1,5 @@
-"""The checks of every prompt of a run as it is written, before anything is sampled: training problems and benchmarks
-alike. Each prompt holds its problem whole and as plain text, and fits.
+"""Checks every prompt of a run, of training and benchmarks, before sampling: it holds its problem whole and as plain
+text, and fits.
 """
 
 import json
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from mrt_hpc.domains.verifiers import unreadable_answers, verifier_of
-from mrt_hpc.errors import UserError
+from mrt_hpc.domains.verifiers import gold_faults, verifier_of
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import PROBES, TokenBytes
 from mrt_hpc.recipe.kinds import BOX
@@ -18,36 +18,24 @@ from mrt_hpc.recipe.sections import LongPrompts, ProblemSource, Prompt
 from mrt_hpc.roles.sampling.grading import grader_pool
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import write_text
-from mrt_hpc.run.problems import SolvedProblem, left_out_file, read_problems, write_problems
+from mrt_hpc.run.problems import SolvedProblem, omitted_file, read_problems, write_problems
 from mrt_hpc.run.records import Problem, golds_of
 
 PROMPTS_NAMED = 8
-"""The number of problem ids in a message."""
+"""Problem ids in a message."""
 
 log = logging.getLogger(__name__)
 
 
 def check_prompts(task: Task, tokenizer: Path) -> None:
-    """Tokenise the prompts of all problems; refuse those that are too long, or leave them out where the recipe says so.
-
-    Args:
-        task: whose run directory holds the problems.
-        tokenizer: the model directory, or another with the same tokenizer.
-
-    Raises:
-        UserError: a prompt is too long; or too few problems are left.
-    """
+    """Tokenise all prompts; refuse those that are too long, or leave them out where the recipe says so."""
     for source in problem_files(task):
         _check(task, source, Prompter.of(tokenizer, source.prompt))
 
 
 def check_benchmark(task: Task, name: str, tokenizer: Path) -> None:
-    """Check the prompts of one benchmark, which may have been added after the first job.
-
-    Of several tasks that do this at once each writes the same.
-
-    Raises:
-        UserError: a prompt is too long; or too few problems are left.
+    """Check one benchmark's prompts; it may have been added after the first job. Several tasks may do this at once:
+    each writes the same.
     """
     source = benchmark_file(task, name)
     _check(task, source, Prompter.of(tokenizer, source.prompt))
@@ -70,7 +58,7 @@ def _check(task: Task, source: "ProblemFile", prompter: Prompter) -> None:
 
 
 def _refuse_special(source: "ProblemFile", prompter: Prompter, problems: list[Problem]) -> None:
-    """Refuse problems whose text the tokenizer takes for special tokens: they would end turns, or close thoughts."""
+    """Problems with text that the tokenizer takes for special tokens would end turns or thoughts."""
     specials = {problem.id: special for problem in problems if (special := prompter.special_in(problem.problem))}
     if specials:
         tokens = dict.fromkeys(token for special in specials.values() for token in special)
@@ -80,13 +68,16 @@ def _refuse_special(source: "ProblemFile", prompter: Prompter, problems: list[Pr
             value=", ".join(list(specials)[:PROMPTS_NAMED]),
             where=f"{source.field}, {source.path}",
             expected="problems whose text becomes plain tokens",
-            advice="write these texts in another way, or leave the problems out; mrt-hpc data check FILE --model "
-            f"{prompter.tokenizer.name_or_path} names their lines",
+            advice=Advice(
+                "write these texts in another way, or leave the problems out; mrt-hpc data check FILE "
+                "--model {name_or_path} names their lines",
+                name_or_path=prompter.tokenizer.name_or_path,
+            ),
         )
 
 
 def _refuse_altered(source: "ProblemFile", prompter: Prompter, problems: list[Problem]) -> None:
-    """Refuse problems that the chat template writes otherwise than they are; white space at their ends may go."""
+    """Refuse problems that the chat template changes, but for white space at the ends."""
     frames: dict[tuple[SolvedProblem, ...], tuple[str, str]] = {}
     for problem in problems:
         shots = tuple(prompter.shots(problem.problem))
@@ -104,7 +95,7 @@ def _refuse_altered(source: "ProblemFile", prompter: Prompter, problems: list[Pr
 
 
 def _name_normalised(source: "ProblemFile", prompter: Prompter, problems: list[Problem]) -> None:
-    """Warn of problems whose characters the tokenizer's normalizer replaces by others."""
+    """Warn of problems whose characters the tokenizer's normalizer replaces."""
     if prompter.tokenizer.backend_tokenizer.normalizer is None:
         return
     tokens, encode = TokenBytes(prompter.tokenizer), partial(prompter.tokenizer.encode, add_special_tokens=False)
@@ -125,32 +116,24 @@ def _first_of(names: list[str], most: int) -> str:
 
 @dataclass(frozen=True)
 class ProblemFile:
-    """A file of problems of the run."""
-
     field: str
-    """The field of the recipe that names where the problems come from."""
+    """The recipe's field that says where the problems come from; ``section`` is in it."""
     section: ProblemSource
-    """The section of the recipe in that field."""
     path: Path
     prompt: Prompt
-    """How its problems become prompts."""
     least: int
-    """The number of problems that there must be."""
     max_prompt_tokens: int
-    """The maximum number of tokens of a prompt."""
     long_prompts: LongPrompts
-    """What is done about a longer prompt."""
     limits_at: str
-    """The section of the recipe that has these two fields."""
+    """The section of these two fields."""
 
 
 def problem_files(task: Task) -> list[ProblemFile]:
-    """The files of problems that prompts are made of; given samples are none."""
+    """Files that prompts are made of, without given samples."""
     return [*_training_files(task), *(benchmark_file(task, b.name) for b in task.experiment.evaluation.benchmarks)]
 
 
 def _training_files(task: Task) -> list[ProblemFile]:
-    """The file of the training problems, where rollouts are sampled from it."""
     if not task.experiment.samples_traces:
         return []
     recipe = task.recipe
@@ -160,7 +143,6 @@ def _training_files(task: Task) -> list[ProblemFile]:
 
 
 def benchmark_file(task: Task, name: str) -> ProblemFile:
-    """The file of a benchmark's problems."""
     benchmark = task.experiment.benchmark(name)
     how = task.experiment.sampling_of(benchmark)
     own = task.experiment.evaluation.max_prompt_tokens is not None
@@ -170,8 +152,8 @@ def benchmark_file(task: Task, name: str) -> ProblemFile:
 
 
 def long_prompts(prompter: Prompter, problems: list[Problem], limit: int) -> dict[str, int]:
-    """Tokens of the prompts that are longer than a limit, by problem id."""
-    lengths = {problem.id: len(prompter.encoded(problem.problem)) for problem in problems}
+    """Prompt tokens above a limit, by problem id."""
+    lengths = {problem.id: len(prompter.encode_problem(problem.problem)) for problem in problems}
     return {name: tokens for name, tokens in lengths.items() if tokens > limit}
 
 
@@ -183,12 +165,15 @@ def _too_long(source: ProblemFile, long: dict[str, int], count: int) -> UserErro
         value=", ".join(list(long)[:8]),
         where=f"{source.field}, {source.path}",
         expected=f"at most {source.max_prompt_tokens} tokens, instruction and chat template included",
-        advice=f"mrt-hpc submit RUN --set {at}.max_prompt_tokens={tokens}, or with --set {at}.long_prompts=drop",
+        advice=Advice(
+            "mrt-hpc submit RUN --set {at}.max_prompt_tokens={tokens}, or with --set {at}.long_prompts=drop",
+            at=at,
+            tokens=tokens,
+        ),
     )
 
 
 def _leave_out(task: Task, source: ProblemFile, problems: list[Problem], long: dict[str, int]) -> None:
-    """Take the problems with long prompts out of the run's copy of the data, and record which they were."""
     kept = [problem for problem in problems if problem.id not in long]
     if len(kept) < source.least:
         raise UserError(
@@ -196,14 +181,14 @@ def _leave_out(task: Task, source: ProblemFile, problems: list[Problem], long: d
             value=len(kept),
             where=f"{source.field}, {source.path}",
             expected=f"at least {source.least}",
-            advice=f"raise {source.limits_at}.max_prompt_tokens, or give more problems",
+            advice=Advice("raise {limits_at}.max_prompt_tokens, or give more problems", limits_at=source.limits_at),
         )
-    record = left_out_file(source.path)
+    record = omitted_file(source.path)
     # The record goes first: what is no longer in the data must be written somewhere.
     limit = source.max_prompt_tokens
     text = json.dumps({f"{source.limits_at}.max_prompt_tokens": limit, "tokens": long}, indent=1)
-    task.retrying(partial(write_text, record, text + "\n"), "the list of problems left out")
-    task.retrying(partial(write_problems, source.path, kept), "the problems of the run")
+    task.retry(partial(write_text, record, text + "\n"), "the list of problems left out")
+    task.retry(partial(write_problems, source.path, kept), "the problems of the run")
     log.warning(
         "%s: %d of %d problems are left out, as their prompts have more than %d tokens; see %s",
         source.field, len(long), len(problems), limit, record,
@@ -217,16 +202,8 @@ def _leave_out(task: Task, source: ProblemFile, problems: list[Problem], long: d
 
 
 def check_tokenizer(recipe: Experiment, model: Path, field: str) -> None:
-    """Refuse the tokenizer of a model where it loses text.
-
-    Args:
-        recipe: the run's.
-        model: directory of the policy, or of another model that serves as prover.
-        field: of the recipe that names it.
-
-    Raises:
-        UserError: the tokenizer cannot be loaded, or loses something; it names the text and what became of it. Or its
-            chat template makes no usable prompt.
+    """Refuse a tokenizer that loses text, or whose chat template makes no usable prompt; the error names text and
+    outcome. ``field`` of the recipe names the model.
     """
     prompter = Prompter.of(model, recipe.prompt)
     if prompter.template is not None:
@@ -235,7 +212,7 @@ def check_tokenizer(recipe: Experiment, model: Path, field: str) -> None:
 
 
 def written_texts(recipe: Experiment) -> list[str]:
-    """The texts that a run writes into sequences or looks for in them, each as it stands in a trace."""
+    """Texts that a run writes into sequences or looks for, as in a trace."""
     rules = [recipe.episodes, *([recipe.evaluation.episodes] if recipe.evaluation.episodes else [])]
     markers = {marker for rule in rules for marker in rule.markers}
     prompts = [recipe.prompt, *(recipe.sampling_of(b).prompt for b in recipe.evaluation.benchmarks)]
@@ -250,11 +227,7 @@ def written_texts(recipe: Experiment) -> list[str]:
 
 
 def refuse_lossy(prompter: Prompter, texts: list[str], field: str) -> None:
-    """Refuse a tokenizer that does not restore a text, by its decoder or by the bytes of its tokens.
-
-    Raises:
-        UserError: naming the first text that is lost, and what became of it.
-    """
+    """Refuse a tokenizer that does not restore a text, by its decoder or its tokens' bytes."""
     tokens = TokenBytes(prompter.tokenizer)
     for text in texts:
         ids = prompter.ids(text)
@@ -276,35 +249,27 @@ def _lossy(prompter: Prompter, text: str, decoded: str, by: str, field: str) -> 
     )
 
 
-# A warning about gold answers that their verifier cannot read, before anything is sampled: only their own text equals
-# them.
+# A warning about gold answers that no answer can reach but their own text, or almost any, before anything is sampled.
 
 
 ANSWERS_NAMED = 20
-"""The number of problem ids in a line of the log."""
+"""Problem ids in a line of the log."""
 
 
-def name_unreadable(task: Task) -> None:
-    """Warn of every file of problems with gold answers that its verifier cannot read.
-
-    A run whose gold answers can all be read at once, as numbers can, starts no grader process here.
-
-    Raises:
-        UserError: the grader processes cannot be started.
+def name_faulty_golds(task: Task) -> None:
+    """Warn of problem files with gold answers that no other spelling reaches, or almost any. Gold answers that can be
+    read at once, such as numbers, start no grader.
     """
     for source in problem_files(task):
         problems = read_problems(source.path)
-        if unreadable := _unreadable(task, source, problems):
-            names = _first_of([problem.id for problem in unreadable], ANSWERS_NAMED)
+        verifier = verifier_of(source.section, task.experiment.grading)
+        golds = [gold for problem in problems for gold in golds_of(problem.answer)]
+        faults = gold_faults(golds, verifier, partial(grader_pool, task, source.section))
+        for fault in dict.fromkeys(faults.values()):
+            found = [
+                problem.id for problem in problems if any(faults.get(g) is fault for g in golds_of(problem.answer))
+            ]
             log.warning(
-                "%s: the grader cannot read gold answers of %d of %d problems of %s, so an answer in another "
-                "spelling scores 0; correct them in the data, or leave these problems out: %s",
-                source.field, len(unreadable), len(problems), source.path, names,
+                "%s: the gold answer of %d of %d problems of %s: %s; correct them in the data, or leave these problems "
+                "out: %s", source.field, len(found), len(problems), source.path, fault, _first_of(found, ANSWERS_NAMED),
             )  # fmt: skip
-
-
-def _unreadable(task: Task, source: ProblemFile, problems: list[Problem]) -> list[Problem]:
-    verifier = verifier_of(source.section, task.experiment.grading)
-    answers = [gold for problem in problems for gold in golds_of(problem.answer)]
-    unreadable = unreadable_answers(answers, verifier, lambda: grader_pool(task, source.section))
-    return [problem for problem in problems if not unreadable.isdisjoint(golds_of(problem.answer))]

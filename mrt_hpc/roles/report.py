@@ -1,4 +1,4 @@
-"""The report role: it writes all that the run has measured as report.md, plots and a page, and says what is missing."""
+"""The report role: writes all that the run measured as report.md, plots and a page, and says what is missing."""
 
 import logging
 from collections import Counter
@@ -13,7 +13,7 @@ from mrt_hpc.analysis.named_models import NamedArm, NamedModel, remarks_on, requ
 from mrt_hpc.analysis.report.content import RunRecord
 from mrt_hpc.analysis.report.render import write_markdown, write_page
 from mrt_hpc.analysis.spending import Spending, spending
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.lock import read_lock, recorded_versions
 from mrt_hpc.recipe.schema import Experiment, Recipe
@@ -33,11 +33,10 @@ log = logging.getLogger(__name__)
 
 
 def run(task: Task) -> None:
-    """Log the evaluations for W&B and TensorBoard, where the recipe asks for it, and write the report; the report is
-    written also where logging fails.
+    """Log the evaluations where the recipe asks for it, and write the report, even where logging fails.
 
     Raises:
-        UserError: something is missing; the report is written all the same, and says what.
+        UserError: something is missing; the report says what.
     """
     task.spend(Use.REPORTING)
     try:
@@ -46,25 +45,21 @@ def run(task: Task) -> None:
             log_evaluations(task, evaluations)
             write_event_files(task, evaluations)
     finally:
-        missing = task.retrying(lambda: write_report(task.layout), "the report")
+        missing = task.retry(lambda: write_report(task.layout), "the report")
     if missing:
         raise UserError(
             f"the report is incomplete: {'; '.join(missing)}",
             where=task.layout.report,
-            advice=f"mrt-hpc status {task.layout.word}; {task.layout.again} continues the run",
+            advice=Advice(
+                "mrt-hpc status {run}; {again} continues the run", run=task.layout.root, again=task.layout.again
+            ),
         )
 
 
 def write_report(layout: RunLayout, page: Path | None = None, *, trust: bool = False) -> tuple[str, ...]:
-    """Write report.md and the plots from what is there, and then the page, so that an error there loses nothing else.
-
-    Args:
-        layout: the run directory.
-        page: where the page goes, and nothing else is written then; None puts it beside the report.
-        trust: whether classes of the run are imported also where another user can change them.
-
-    Returns:
-        What is missing, a sentence each.
+    """Write report.md and plots, then the page, so that an error there loses nothing else; return a sentence for each
+    gap. Where another user can change the run's classes, they are imported only with ``trust``. ``page`` is where to
+    write the page alone.
     """
     recipe = read_lock(layout.recipe_lock, trust=trust)
     measured = measurements(layout, recipe)
@@ -72,23 +67,15 @@ def write_report(layout: RunLayout, page: Path | None = None, *, trust: bool = F
     if page is None:
         write_markdown(layout.root, records)
         log.info("report: %s", layout.report)
-    write_page(page or layout.page, [with_samples(layout, recipe, record) for record in records])
+    write_page(page or layout.page, [add_samples(layout, recipe, record) for record in records])
     return measured.missing
 
 
 def write_comparison(
     layouts: Sequence[RunLayout], page: Path, arms: Sequence[str | None], *, trust: bool = False
 ) -> None:
-    """Write one page with several runs, and models of evaluations, side by side; their own reports stay as they are.
-
-    Args:
-        layouts: the run directories.
-        page: where the page goes.
-        arms: of each run the arm that it belongs to, if there is one.
-        trust: whether classes of the runs are imported also where another user can change them.
-
-    Raises:
-        UserError: ``compare`` would refuse the arms, see ``comparison_notes``.
+    """Write one page with several runs and models side by side; refuses the arms that ``compare`` refuses. ``arms`` are
+    by run; ``trust`` is as in :func:`write_report`.
     """
     recipes = [read_lock(layout.recipe_lock, trust=trust) for layout in layouts]
     whose, records = [], []
@@ -96,20 +83,14 @@ def write_comparison(
         for record in records_of(layout, recipe, measurements(layout, recipe), name):
             whose.append(EvaluatedRun(layout, recipe, layout.word))
             records.append(replace(record, arm=arm))
-    first, *others = named = with_names_that_differ(records)
+    first, *others = named = distinguish_names(records)
     named = [replace(first, notes=tuple(comparison_notes(whose, named))), *others]
-    write_page(page, [with_samples(run.layout, run.recipe, one) for run, one in zip(whose, named, strict=True)])
+    write_page(page, [add_samples(run.layout, run.recipe, one) for run, one in zip(whose, named, strict=True)])
 
 
 def comparison_notes(whose: Sequence[EvaluatedRun], records: Sequence[RunRecord]) -> Iterator[str]:
-    """What ``compare`` notes of the runs of arms, and of settings in which evaluations differ.
-
-    Args:
-        whose: of each record the run or the evaluation.
-        records: that stand side by side.
-
-    Raises:
-        UserError: what ``compare`` refuses as well: one of them is named twice, or an arm has a training seed twice.
+    """The notes of ``compare`` on runs of arms and on evaluations with other settings; refuses a run named twice and an
+    arm with a training seed twice.
     """
     arms: dict[str, list[NamedModel]] = {}
     samples: dict[str, list[ModelSamples]] = {}
@@ -119,7 +100,7 @@ def comparison_notes(whose: Sequence[EvaluatedRun], records: Sequence[RunRecord]
         arms.setdefault(record.curve_name, []).append(NamedModel(run, record.last))
         for benchmark in run.benchmarks:
             if record.last in run.versions(benchmark):
-                samples.setdefault(benchmark, []).append(run.described(record.last, benchmark, record.name))
+                samples.setdefault(benchmark, []).append(run.describe(record.last, benchmark, record.name))
     named = [NamedArm(tuple(models), name) for name, models in arms.items()]
     require_independent(named, ())
     yield from remarks_on(named, ())
@@ -128,8 +109,8 @@ def comparison_notes(whose: Sequence[EvaluatedRun], records: Sequence[RunRecord]
         yield from other_settings(first, others, seeds=not several)
 
 
-def with_names_that_differ(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The records of a page; a model that shares its name has that of its evaluation in it."""
+def distinguish_names(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The page's records; models of one name get their evaluation's name too."""
     names = [record.name for record in records]
     return [
         record
@@ -140,7 +121,6 @@ def with_names_that_differ(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def run_names(layouts: Sequence[RunLayout], recipes: Sequence[Experiment]) -> list[str]:
-    """The shortest kind of name by which the runs differ: of the recipe, of the directory, or its path."""
     kinds = (
         [recipe.name for recipe in recipes],
         [layout.root.name for layout in layouts],
@@ -150,12 +130,10 @@ def run_names(layouts: Sequence[RunLayout], recipes: Sequence[Experiment]) -> li
 
 
 def records_of(layout: RunLayout, recipe: Experiment, measured: Measurements, name: str) -> list[RunRecord]:
-    """What a report shows of a run, or of each model of an evaluation on its own, without their samples. What models
-    share stands with the first one.
-    """
+    """A run, or each model of a separate evaluation, without samples. The first model holds what all share."""
     spent = spending(layout, read_plan(layout.plan), recipe)
     if isinstance(recipe, Recipe):
-        *_, last = None, *EvaluatedRun(layout, recipe, layout.word).wanted
+        *_, last = None, *EvaluatedRun(layout, recipe, layout.word).wanted_versions
         records = [RunRecord(name, run_summary(layout, recipe, measured, spent), last=last)]
     else:
         summaries = model_summaries(layout, recipe, measured, spent)
@@ -174,8 +152,7 @@ def records_of(layout: RunLayout, recipe: Experiment, measured: Measurements, na
     return [first, *records[1:]]
 
 
-def with_samples(layout: RunLayout, recipe: Experiment, record: RunRecord) -> RunRecord:
-    """The record with what the page shows of its traces and their prefixes."""
+def add_samples(layout: RunLayout, recipe: Experiment, record: RunRecord) -> RunRecord:
     samples = trace_samples(layout, recipe, record.summary)
     prefixes, unread = prefix_curves(layout, recipe, record.summary)
     return replace(
@@ -189,10 +166,10 @@ def with_samples(layout: RunLayout, recipe: Experiment, record: RunRecord) -> Ru
 
 
 def model_summaries(layout: RunLayout, recipe: Experiment, measured: Measurements, spent: Spending) -> list[RunSummary]:
-    """What each model of an evaluation on its own has measured; its evaluations have its number as their version."""
+    """Each model's results; its number is their version."""
     shared = {
         "missing": (*measured.missing, *measured.unmade),
-        "cost": allocated(spent),
+        "cost": allocated_cost(spent),
         "settings": evaluation_table(recipe),
         "files": (
             RunFile(what="resolved recipe", path="recipe.lock.yaml"),
@@ -215,7 +192,6 @@ def model_summaries(layout: RunLayout, recipe: Experiment, measured: Measurement
 
 
 def evaluation_table(recipe: Experiment) -> dict[str, str]:
-    """The settings of an evaluation on its own that a reader wants to see beside the results."""
     how = recipe.evaluation
     table = {"suite": how.suite or "of its own", "seed": str(recipe.seed)}
     table |= {"sampling": f"temperature {how.temperature:g}, top-p {how.top_p:g}", "token limit": f"{how.max_tokens:,}"}
@@ -228,14 +204,12 @@ def evaluation_table(recipe: Experiment) -> dict[str, str]:
 
 
 def measurements(layout: RunLayout, recipe: Experiment) -> Measurements:
-    """What the run has measured so far, and what is missing of what the recipe plans."""
     settings = evaluation_settings(layout, recipe)
     measured = read_measurements(layout, recipe.iterations, recipe.evaluated_versions, settings)
     return replace(measured, missing=(*measured.missing, *measured.unreadable))
 
 
 def run_summary(layout: RunLayout, recipe: Recipe, measured: Measurements, spent: Spending) -> RunSummary:
-    """All that the report shows."""
     waiting = upload(layout)
     return RunSummary(
         recipe=recipe.name,
@@ -243,7 +217,7 @@ def run_summary(layout: RunLayout, recipe: Recipe, measured: Measurements, spent
         model=recipe.model.path if isinstance(recipe.model, HuggingFaceModel) else "embedded small world",
         prover=None if recipe.prover is None else recipe.prover.type,
         iterations_planned=recipe.schedule.iterations,
-        settings={**settings_table(recipe), **({} if (fork := read_fork(layout)) is None else fork.in_words())},
+        settings={**settings_table(recipe), **({} if (fork := read_fork(layout)) is None else fork.report_lines())},
         iterations=measured.iterations,
         evaluations=measured.evaluations,
         missing=(*measured.missing, *measured.unmade),
@@ -262,7 +236,6 @@ def run_summary(layout: RunLayout, recipe: Recipe, measured: Measurements, spent
 
 
 def sampled_files(recipe: Recipe) -> list[RunFile]:
-    """The places of the run's samples."""
     algorithm = recipe.algorithm
     collected = [RunFile(what="what version 0 sampled", path="collection/")] if algorithm.collects else []
     if len(algorithm.traces_versions(recipe.schedule.iterations)) > 1:
@@ -272,7 +245,6 @@ def sampled_files(recipe: Recipe) -> list[RunFile]:
 
 
 def settings_table(recipe: Recipe) -> dict[str, str]:
-    """The settings of the recipe that a reader wants to see beside the results."""
     sampling, training = recipe.sampling, recipe.training
     algorithm = recipe.algorithm
     table = {"seed": str(recipe.seed), "learning rate": f"{training.learning_rate:g} ({training.schedule})"}
@@ -291,8 +263,7 @@ def settings_table(recipe: Recipe) -> dict[str, str]:
 
 
 def cost(layout: RunLayout, spent: Spending, recipe: Recipe, iterations: Sequence[IterationMetrics]) -> RunCost:
-    """What the run has used, with the rates that it has reached."""
-    hours = allocated(spent)
+    hours = allocated_cost(spent)
     if hours.wall_seconds is None:
         return hours
     measured = {
@@ -303,22 +274,22 @@ def cost(layout: RunLayout, spent: Spending, recipe: Recipe, iterations: Sequenc
     return hours.model_copy(update=measured)
 
 
-def allocated(spent: Spending) -> RunCost:
-    """The time and the hours of a run or an evaluation; nothing before its first attempt."""
+def allocated_cost(spent: Spending) -> RunCost:
+    """Time and hours; nothing before the first attempt."""
     if spent.wall_seconds is None:
         return RunCost()
     return RunCost(wall_seconds=spent.wall_seconds, gpu_hours=spent.gpu_hours, cpu_hours=spent.core_hours)
 
 
 def sampled_rate(iterations: Sequence[IterationMetrics], tasks: int) -> float | None:
-    """Tokens per second of one inference task while it samples; None where no iteration has measured it."""
+    """Per second of one inference task while sampling."""
     timed = [(m.generated_tokens, m.sampling_seconds) for m in iterations if m.generated_tokens and m.sampling_seconds]
     seconds = sum(seconds for _, seconds in timed)
     return sum(tokens for tokens, _ in timed) / seconds / tasks if seconds else None
 
 
 def trained_rate(iterations: Sequence[IterationMetrics], ranks: int) -> float | None:
-    """Tokens per second of one rank while it updates, padding counted as the model computes it; None if unknown."""
+    """Per second of one rank while updating, padding included."""
     measured = [(m.trainer.get("positions"), m.trainer.get("seconds_update")) for m in iterations]
     timed = [(positions, seconds) for positions, seconds in measured if positions and seconds]
     seconds = sum(seconds for _, seconds in timed)
@@ -326,7 +297,7 @@ def trained_rate(iterations: Sequence[IterationMetrics], ranks: int) -> float | 
 
 
 def collected_tokens(layout: RunLayout, recipe: Recipe) -> int:
-    """The tokens of the traces that training starts from, by the manifests of their groups."""
+    """Tokens of the traces that training starts from, by their groups' manifests."""
     collections = map(collection_of, recipe.algorithm.traces_versions(recipe.schedule.iterations))
     groups = [(number, position) for number in collections for position in sampled_positions(layout, number)]
     costs = [sampled_manifest(layout, *group).about["statistics"] for group in groups]

@@ -1,6 +1,5 @@
-"""Chooses sample traces of a run for its page, and reads them: evaluated ones of the first and the last version, and
-rollouts of the first, the middle and the last iteration. The same problems stand in all sources of a kind. And those
-that a user asks for (``mrt-hpc traces``).
+"""Chooses and reads a run's sample traces. Its page shows those of the first and last version evaluated and of the
+first, middle and last iteration, with the same problems in all sources of a kind. ``mrt-hpc traces`` asks for others.
 """
 
 from collections import Counter, defaultdict, deque
@@ -15,18 +14,16 @@ from numpy.typing import NDArray
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
 from mrt_hpc.algorithms.batch import batch_of
-from mrt_hpc.analysis.episode_progress import progress_by_episode
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.measures import RunSummary
 from mrt_hpc.analysis.model_samples import ModelSamples
 from mrt_hpc.analysis.report.content import Boundary, PrefixCurves, SampleProblem, SampleTrace, ShownAnswer
-from mrt_hpc.analysis.scaling import prefix_curve, votes_of
-from mrt_hpc.errors import UserError, nearest
+from mrt_hpc.errors import Advice, UserError, nearest
 from mrt_hpc.inference.tokens import StoredTokens
-from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.base import require_kind
 from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.schema import Experiment, Recipe
-from mrt_hpc.run.archive import read_iteration, read_sampled, sampled_iterations, sampled_positions
+from mrt_hpc.run.archive import read_iteration, read_sampled, sampled_positions, unsampled_error
 from mrt_hpc.run.evaluation_settings import versions_evaluated
 from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import RunLayout
@@ -38,48 +35,43 @@ Item = TypeVar("Item")
 
 
 PROBLEMS = 8
-"""Problems of each benchmark, and groups of each iteration, evenly spaced."""
+"""Of each benchmark, and groups of each iteration, evenly spaced."""
 SAMPLES = 4
-"""Traces of one problem in one source, the first ones."""
+"""The first traces of one problem in one source."""
 
 
 @dataclass(frozen=True)
 class TraceSamples:
-    """The sample traces of one run."""
-
     traces: tuple[SampleTrace, ...]
-    """The traces, in turns from all sources and problems."""
+    """In turns from all sources and problems."""
     problems: Mapping[str, SampleProblem]
-    """The problems by the names that the traces give."""
+    """By the names that traces give."""
     remarks: tuple[str, ...]
-    """How they were chosen, and what could not be read."""
 
 
 @dataclass(frozen=True)
 class TraceSource:
-    """Where some traces were sampled."""
-
     name: str
     where: str
-    """The kind of its problems: ``train``, or a benchmark."""
+    """``train``, or a benchmark."""
     groups: Sequence[Group]
 
 
 def trace_samples(layout: RunLayout, recipe: Experiment, summary: RunSummary) -> TraceSamples:
-    """Read the sample traces of a run. What is damaged or missing is named, and the others are shown."""
+    """Damage is named, and the rest shown."""
     troubles: list[str] = []
     sources = _last_valued_first(
-        [*_evaluated(layout, recipe, summary, troubles), *_rollouts(layout, summary, troubles)]
+        [*_evaluation_sources(layout, recipe, summary, troubles), *_rollouts(layout, summary, troubles)]
     )
     tokens = first_tokenizer(_tokenizers(layout, recipe, summary), troubles) if sources else None
     traces = [trace for source in sources for trace in _traces(source, tokens)]
     if unmarked := sum(not trace.marked for trace in traces):
         troubles.append(f"The episodes of {unmarked} traces cannot be marked: their tokens do not give their texts.")
-    return TraceSamples(tuple(_in_turns(traces)), _problems(layout, sources), (*_choice(sources), *troubles))
+    return TraceSamples(tuple(_interleave(traces)), _problems(layout, sources), (*_choice(sources), *troubles))
 
 
 def _last_valued_first(sources: list[TraceSource]) -> list[TraceSource]:
-    """The sources in their order, but first the last one whose prefixes have values, where there is one."""
+    """The last source with values comes first."""
     valued = [source for source in sources if any(group.values for group in source.groups)]
     return [*valued[-1:], *(source for source in sources if source not in valued[-1:])]
 
@@ -94,65 +86,59 @@ def _choice(sources: Sequence[TraceSource]) -> list[str]:
     ]
 
 
-def _evaluated(
+def _evaluation_sources(
     layout: RunLayout, recipe: Experiment, summary: RunSummary, troubles: list[str]
 ) -> Iterator[TraceSource]:
-    """The first and the last evaluated version of each benchmark."""
-    for benchmark, version in _wanted(summary):
+    for benchmark, version in _shown_evaluations(summary):
         of_version = f" of version {version}" if recipe.trains else ""
         what = f"evaluation{of_version} on {benchmark}"
         try:
             groups = _shards(layout, recipe, version, benchmark)
         except (UserError, OSError) as error:
-            troubles.append(_unread(what, error))
+            troubles.append(_unread_note(what, error))
             continue
         yield TraceSource(what, benchmark, groups)
 
 
 def _shards(layout: RunLayout, recipe: Experiment, version: int, benchmark: str) -> list[Group]:
-    """The chosen problems of one evaluation, from the shards that have them."""
     problems = read_problems(layout.benchmark_data(benchmark))
     wanted: dict[int, set[str]] = defaultdict(set)
-    for index in _spaced(range(len(problems)), PROBLEMS):
+    for index in _space_evenly(range(len(problems)), PROBLEMS):
         wanted[index % recipe.evaluation.problem_shards].add(problems[index].id)
     places = layout.evaluation_shards(version, benchmark, recipe.evaluation.problem_shards)
     return [read_group(places[shard], ids) for shard, ids in sorted(wanted.items())]
 
 
 def _rollouts(layout: RunLayout, summary: RunSummary, troubles: list[str]) -> Iterator[TraceSource]:
-    """The first, the middle and the last iteration that have groups."""
     done = [m.iteration for m in summary.iterations if m.reward_mean is not None]
-    for iteration in _spaced(done, 3):
+    for iteration in _space_evenly(done, 3):
         try:
             positions = sorted(sampled_positions(layout, iteration))
-            groups = [read_sampled(layout, iteration, p) for p in _spaced(positions, PROBLEMS)]
+            groups = [read_sampled(layout, iteration, p) for p in _space_evenly(positions, PROBLEMS)]
         except (UserError, OSError) as error:
-            troubles.append(_unread(f"rollouts of iteration {iteration}", error))
+            troubles.append(_unread_note(f"rollouts of iteration {iteration}", error))
             continue
         yield TraceSource(f"rollouts of iteration {iteration}", "train", groups)
 
 
-def _unread(what: str, error: Exception) -> str:
+def _unread_note(what: str, error: Exception) -> str:
     reason = error.what if isinstance(error, UserError) else str(error)
     return f"Not shown, as they cannot be read: {what} ({reason})."
 
 
-def _spaced(items: Sequence[Item], most: int) -> list[Item]:
-    """At most ``most`` items, evenly spaced, the first and the last among them."""
+def _space_evenly(items: Sequence[Item], most: int) -> list[Item]:
+    """At most ``most`` items, evenly spaced, with the first and last."""
     return [items[i] for i in sorted({round(x) for x in np.linspace(0, len(items) - 1, most)})] if items else []
 
 
 def _tokenizers(layout: RunLayout, recipe: Experiment, summary: RunSummary) -> list[Path]:
-    """The weights versions whose tokenizers wrote the traces: all of a run have the same, each model of an evaluation
-    its own.
-    """
+    """One tokenizer for a run, one for each model of an evaluation."""
     if not recipe.trains:
         return sorted({layout.weights_version(evaluation.version) for evaluation in summary.evaluations})
     return list_directory(layout.weights, "v*")
 
 
 def first_tokenizer(versions: Sequence[Path], troubles: list[str]) -> StoredTokens | None:
-    """The tokenizer of the first version that has a readable one."""
     for version in versions:
         try:
             return StoredTokens.read(version / "tokenizer.json")
@@ -172,12 +158,10 @@ def _problems(layout: RunLayout, sources: Sequence[TraceSource]) -> dict[str, Sa
 
 
 def shown_problem(problem: Problem) -> SampleProblem:
-    """A problem as it stands beside its traces."""
     return SampleProblem(problem.problem, gold_text(problem.answer))
 
 
-def _in_turns(traces: Iterable[SampleTrace]) -> Iterator[SampleTrace]:
-    """One trace of each problem of each source, then another one of each."""
+def _interleave(traces: Iterable[SampleTrace]) -> Iterator[SampleTrace]:
     groups: dict[tuple[str, str], list[SampleTrace]] = defaultdict(list)
     for trace in traces:
         groups[trace.source, trace.problem].append(trace)
@@ -199,7 +183,6 @@ _Place = tuple[str, int, int]
 
 
 def boundaries_of(group: Group) -> dict[_Place, Boundary]:
-    """What the prover found at each boundary that it was asked about."""
     answers: dict[_Place, Counter[ShownAnswer]] = defaultdict(Counter)
     for b in group.branches:
         answers[b.problem_id, b.sample, b.boundary][ShownAnswer(b.answer, b.reward >= 1)] += 1
@@ -217,7 +200,6 @@ def boundaries_of(group: Group) -> dict[_Place, Boundary]:
 def shown_trace(
     source: TraceSource, rollout: Rollout, boundaries: Mapping[_Place, Boundary], tokens: StoredTokens | None
 ) -> SampleTrace:
-    """A trace with its episodes and what the prover found at their boundaries."""
     stopped = rollout.finish_reason is FinishReason.STOP
     sampled = rollout.token_ids[:-1] if stopped else rollout.token_ids
     text = None if tokens is None else tokens.cut(sampled, rollout.boundaries, rollout.text)
@@ -244,23 +226,16 @@ def shown_trace(
 def prefix_curves(
     layout: RunLayout, recipe: Experiment, summary: RunSummary
 ) -> tuple[tuple[PrefixCurves, ...], tuple[str, ...]]:
-    """The curves of the first and the last evaluated version of each benchmark whose boundaries are the ends of
-    episodes; nothing where no prover was asked.
-
-    Args:
-        layout: the run directory.
-        recipe: of the run, or of the evaluation on its own.
-        summary: whose evaluations are wanted.
-
-    Returns:
-        The curves, and a sentence for each evaluation that cannot be read.
+    """Curves of the first and last version of each benchmark whose boundaries end episodes, none without a prover; and
+    a sentence for each unreadable evaluation.
     """
+
     if recipe.evaluation.prover is None:
         return (), ()
     run = EvaluatedRun(layout, recipe, str(layout.root))
     curves: list[PrefixCurves] = []
     troubles: list[str] = []
-    for benchmark, version in _wanted(summary):
+    for benchmark, version in _shown_evaluations(summary):
         try:
             samples = run.samples(version, benchmark, benchmark)
         except (UserError, OSError) as error:
@@ -273,15 +248,16 @@ def prefix_curves(
     return tuple(curves), tuple(troubles)
 
 
-def _wanted(summary: RunSummary) -> Iterator[tuple[str, int]]:
-    """Benchmark and version of the first and the last evaluation of each benchmark."""
+def _shown_evaluations(summary: RunSummary) -> Iterator[tuple[str, int]]:
     for name in dict.fromkeys(evaluation.benchmark for evaluation in summary.evaluations):
         versions = [evaluation.version for evaluation in summary.evaluations if evaluation.benchmark == name]
         yield from ((name, version) for version in sorted({min(versions), max(versions)}))
 
 
 def curves_of_samples(samples: ModelSamples, version: int) -> PrefixCurves:
-    """The curves of one weights version on one benchmark."""
+    from mrt_hpc.analysis.episode_progress import progress_by_episode  # figures take seconds to import
+    from mrt_hpc.analysis.scaling import prefix_curve, votes_of
+
     return PrefixCurves(
         benchmark=samples.benchmark,
         version=version,
@@ -296,64 +272,42 @@ def curves_of_samples(samples: ModelSamples, version: int) -> PrefixCurves:
 
 
 Advantages = Mapping[tuple[str, int], NDArray[np.float32]]
-"""[T] of each rollout that is learnt, by its problem and its number."""
+"""[T] of each learnt rollout, by problem and number."""
 
 
 @dataclass(frozen=True)
 class AskedTrace:
-    """One trace."""
-
     trace: SampleTrace
     problem: SampleProblem
     advantages: tuple[float, ...]
-    """[k + 1] the mean advantage of the tokens of each episode, and of those after the thought; empty where the trace
-    is not learnt. NaN for an episode without tokens.
+    """[k + 1] mean advantage of each episode, and after the thought; empty where not learnt. NaN for an episode without
+    tokens.
     """
 
 
 @dataclass(frozen=True)
 class WantedTraces:
-    """Which traces are wanted."""
-
     problem: str | None
-    """The id of their problem; None for all."""
+    """By id; None for all."""
     wrong: bool
-    """Whether right ones are left out."""
+    """Leave out right ones."""
 
 
 def traces_of_iteration(
     layout: RunLayout, recipe: Experiment, iteration: int, asked: WantedTraces
 ) -> Iterator[AskedTrace]:
-    """The rollouts of an iteration.
-
-    Raises:
-        UserError: the iteration has none, a group is damaged, or it has no such problem.
-    """
     groups = read_iteration(layout, iteration)
     if not groups:
-        there = sorted(sampled_iterations(layout))
-        raise UserError(
-            "this iteration has no complete groups of rollouts",
-            value=iteration,
-            where=layout.root,
-            expected=f"one of {', '.join(map(str, there))}" if there else "a run that has sampled",
-            advice=f"mrt-hpc traces {layout.word} --iteration {there[-1]}"
-            if there
-            else f"mrt-hpc status {layout.word}",
-        )
+        raise unsampled_error(layout, iteration)
     advantages = _advantages(recipe, groups) if isinstance(recipe, Recipe) else {}
     source = TraceSource(f"rollouts of iteration {iteration}", "train", groups)
-    yield from _chosen(layout, source, layout.train_data, asked, advantages)
+    yield from _choose_traces(layout, source, layout.train_data, asked, advantages)
 
 
 def traces_of_evaluation(
     layout: RunLayout, recipe: Experiment, version: int, benchmark: str, asked: WantedTraces
 ) -> Iterator[AskedTrace]:
-    """The samples of a weights version on a benchmark, of the shards that are complete.
-
-    Raises:
-        UserError: there are none, a shard is damaged, or the benchmark has no such problem.
-    """
+    """A version's samples on a benchmark, from complete shards."""
     shards = layout.evaluation_shards(version, benchmark, recipe.evaluation.problem_shards)
     groups = [read_group(shard) for shard in shards if shard.exists()]
     if not groups:
@@ -363,13 +317,13 @@ def traces_of_evaluation(
             value=f"version {version}, {benchmark}",
             where=layout.root,
             expected=f"a benchmark of {', '.join(names)}; a version of {', '.join(map(str, versions)) or 'none yet'}",
-            advice=f"mrt-hpc status {layout.word}",
+            advice=Advice("mrt-hpc status {run}", run=layout.root),
         )
     source = TraceSource(f"evaluation of version {version} on {benchmark}", benchmark, groups)
-    yield from _chosen(layout, source, layout.benchmark_data(benchmark), asked, {})
+    yield from _choose_traces(layout, source, layout.benchmark_data(benchmark), asked, {})
 
 
-def _chosen(
+def _choose_traces(
     layout: RunLayout, source: TraceSource, data: Path, asked: WantedTraces, advantages: Advantages
 ) -> Iterator[AskedTrace]:
     sampled = list(dict.fromkeys(r.problem_id for group in source.groups for r in group.rollouts))
@@ -379,7 +333,7 @@ def _chosen(
             f"{source.name}: there is no such problem",
             value=asked.problem,
             expected=f"{guess} is the nearest" if guess else f"one of {', '.join(sampled[:8])}",
-            advice=f"the same command with --problem {guess or sampled[0]}",
+            advice=Advice("the same command with --problem {guess}", guess=guess or sampled[0]),
         )
     problems = {problem.id: shown_problem(problem) for problem in read_problems(data)}
     tokens = first_tokenizer(list_directory(layout.weights, "v*"), [])
@@ -388,14 +342,12 @@ def _chosen(
         for rollout in (r for r in group.rollouts if r.counts):
             if asked.problem in (None, rollout.problem_id) and not (asked.wrong and rollout.reward >= 1):
                 trace = shown_trace(source, rollout, boundaries, tokens)
-                yield AskedTrace(trace, problems[rollout.problem_id], _by_episode(rollout, advantages))
+                yield AskedTrace(trace, problems[rollout.problem_id], _episode_advantages(rollout, advantages))
 
 
 def _advantages(recipe: Recipe, groups: Sequence[Group]) -> Advantages:
-    """What the run's algorithm gives the tokens of the rollouts. Branches are left out: their own sequences are none of
-    the traces'.
-    """
-    algorithm = as_kind(recipe.algorithm, RolloutAlgorithm)
+    """The algorithm's advantages of rollouts, without branches, whose sequences are their own."""
+    algorithm = require_kind(recipe.algorithm, RolloutAlgorithm)
     batch = batch_of([replace(group, branches=[]) for group in groups])
     sequences: dict[tuple[str, tuple[int, ...]], deque[NDArray[np.float32]]] = defaultdict(deque)
     for sequence in algorithm.learnt(batch).sequences:
@@ -408,7 +360,7 @@ def _advantages(recipe: Recipe, groups: Sequence[Group]) -> Advantages:
     return of_rollouts
 
 
-def _by_episode(rollout: Rollout, advantages: Advantages) -> tuple[float, ...]:
+def _episode_advantages(rollout: Rollout, advantages: Advantages) -> tuple[float, ...]:
     found = advantages.get((rollout.problem_id, rollout.sample))
     if found is None:
         return ()

@@ -1,10 +1,8 @@
-"""The trainer role: for each iteration of a segment it waits for the rollouts, updates, publishes and writes a
-checkpoint.
+"""The trainer role: for each iteration of a segment it waits for rollouts, updates, publishes and writes a checkpoint.
 
-The order within an iteration makes every instant safe to be killed at: metrics, then the weights version, so that the
-next rollouts are sampled while the checkpoint is written, then the checkpoint. What lies after the checkpoint resumed
-from can only be younger work that is computed again; it is set aside, never mixed in. A trainer that is asked to leave
-does so between two iterations, and saves first what no checkpoint has.
+The order makes every instant safe to be killed at: metrics, weights (so that sampling goes on), checkpoint. Work after
+the checkpoint resumed from is set aside and computed again. A trainer that is asked to leave saves first, between two
+iterations.
 """
 
 import logging
@@ -17,9 +15,8 @@ from functools import partial
 from mrt_hpc.algorithms.batch import Learnt
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.domains.small_world.equations import trace_quality
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.recipe.sections import SmallWorldProblems
 from mrt_hpc.roles.sampling.weights_on_node import verified_weights
 from mrt_hpc.roles.task.context import STATE, Task, is_trained
 from mrt_hpc.roles.task.peers import PeerWait
@@ -34,7 +31,7 @@ from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.seeds import derive_seed
-from mrt_hpc.training import checkpoint, rendezvous
+from mrt_hpc.training import checkpoint, rank_messages, rendezvous
 from mrt_hpc.training.accelerator import choose_kernels, device, seed_generators
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.host_memory import Parked, park, unpark
@@ -45,37 +42,33 @@ from mrt_hpc.training.update_statistics import UpdateStats
 log = logging.getLogger(__name__)
 
 REGAIN_DEADLINE_S = 60.0
-"""Seconds in which the process that samples has to end its server, when this one has to save its state and leave."""
+"""For the sampling process to end its server when this one has to save and leave."""
 ROUND_S = 30.0
-"""Seconds after which rank 0 reports to the other ranks while it waits, well below the time-out of their exchanges."""
+"""After which a waiting rank 0 reports to the other ranks, well below their time-out."""
 LONGEST_EXCHANGE_S = 1800.0
-"""The time-out of an exchange between ranks, seconds. A rank that waits for room on a full disk gets that time on top.
-"""
+"""Time-out of an exchange between ranks. Waiting for room on a full disk is added."""
 SPARE_S = 60.0
-"""Seconds before the time limit after which the trainer begins nothing that would end later."""
+"""Before the time limit, the trainer begins nothing that would end later."""
 
 
 class Next(Enum):
-    """What the trainer does next."""
-
     WAIT = "wait"
     COMPARE = "compare"
-    """The first group is there: the policy that has sampled it must be the one that the trainer holds."""
+    """The first group is there: its sampler's policy must equal the trainer's."""
     TRAIN = "train"
     PUBLISH = "publish"
-    """The weights version that inference waits for is missing: it was damaged and set aside. It is published as a whole
-    model, so that it depends on no other version.
+    """A weights version that inference needs was damaged and set aside. It is published as a whole model, so that it
+    depends on no other.
     """
     PASS_ON = "pass on"
-    """Leave the GPUs to the process that samples, and wait."""
+    """Leave the GPUs to the sampling process, and wait."""
     LEAVE = "leave"
 
 
 def run(task: Task) -> None:
-    """Train the segment's iterations; every rank of the task calls this.
+    """Train the segment's iterations; called on every rank.
 
     Raises:
-        UserError: inference failed, or does not run and the nodes are given back.
         Interrupted: the task was asked to leave, and has saved its state.
     """
     choose_kernels(task.recipe.training.deterministic)
@@ -83,12 +76,12 @@ def run(task: Task) -> None:
     limit_s = LONGEST_EXCHANGE_S + task.recipe.resilience.full_disk_minutes * 60
     rendezvous.join(ranks, task.layout.rendezvous / f"{task.log_stem}.json", limit_s)
     try:
-        if rendezvous.on_rank_zero(lambda: was_trained(task)):
+        if rank_messages.run_on_rank_zero(lambda: was_trained(task)):
             log.info("all iterations of the segment are trained, published and in a checkpoint already")
             return
         with Tracker.of(task) as tracker:
-            trainer = Trainer.resumed(task, ranks, tracker)
-            with task.shutdown.at_safe_points():
+            trainer = Trainer.resume_from_checkpoint(task, ranks, tracker)
+            with task.shutdown.defer_to_safe_points():
                 while trainer.iteration < task.job.end_iteration:
                     trainer.go_on()
             task.spend(Use.ENDING)
@@ -97,18 +90,15 @@ def run(task: Task) -> None:
 
 
 def was_trained(task: Task) -> bool:
-    """Whether an earlier attempt has trained the segment. What it has committed is on the disk then: it may have been
-    killed before it synced the names.
-    """
+    """Whether an earlier attempt trained the segment. Syncs its commits, as it may have been killed before."""
     if not is_trained(task):
         return False
     for folder in (task.layout.weights, task.layout.checkpoints):
-        task.retrying(partial(sync_names, folder), f"syncing {folder}")
+        task.retry(partial(sync_names, folder), f"syncing {folder}")
     return True
 
 
 def trainer_settings(recipe: Recipe) -> TrainerSettings:
-    """The engine's settings: the recipe's training section, with what it needs of the other sections."""
     learns_rollouts = recipe.algorithm.samples_rollouts
     return TrainerSettings(
         recipe.training,
@@ -123,40 +113,38 @@ def trainer_settings(recipe: Recipe) -> TrainerSettings:
 
 @dataclass
 class Trainer:
-    """The trained policy and its iteration. All ranks call every method together, unless the method says otherwise."""
+    """The trained policy and its iteration. Methods are collective unless they say otherwise."""
 
     task: Task
     engine: TrainerEngine
     tracker: Tracker
     artifacts: TrainingArtifacts
     readers: Callable[[int], IterationReader]
-    """Gives the reader of the data of each iteration."""
+    """By iteration."""
     reader: IterationReader
-    """The reader of the data of the current iteration."""
     statements: dict[str, str]
-    """The texts of the training problems by id; None where given samples are learnt."""
+    """Training problems by id; None where given samples are learnt."""
     turns: "TurnTaking" = field(init=False)
     _longest_step_s: float = 0.0
     _compared: bool = False
-    """Whether a group was compared with the policy of this attempt, or none could be before its first update."""
+    """Whether this attempt has compared a group, or could not before its first update."""
 
     def __post_init__(self) -> None:
         self.turns = TurnTaking(self.task)
 
     @property
     def iteration(self) -> int:
-        """The number of updates since the start of the run, which is the weights version that the trainer holds."""
         return self.reader.iteration
 
     @staticmethod
-    def resumed(task: Task, ranks: Ranks, tracker: Tracker) -> "Trainer":
+    def resume_from_checkpoint(task: Task, ranks: Ranks, tracker: Tracker) -> "Trainer":
         """The trainer at the newest good checkpoint, or at weights version 0."""
         layout, recipe = task.layout, task.recipe
-        name = rendezvous.on_rank_zero(lambda: newest.name if (newest := newest_good_checkpoint(task)) else None)
+        name = rank_messages.run_on_rank_zero(lambda: newest.name if (newest := newest_good_checkpoint(task)) else None)
         newest = None if name is None else layout.checkpoints / name
         readers = iteration_readers(task)  # before anything that takes long: given samples may be missing
         if newest is None or recipe.training.kl_coefficient > 0:  # training begins with it, or refers to it
-            rendezvous.on_rank_zero(lambda: verified_weights(task, 0).version)
+            rank_messages.run_on_rank_zero(lambda: verified_weights(task, 0).version)
         engine = build(trainer_settings(recipe), layout.weights_version(0), ranks)
         problems = read_problems(layout.train_data) if recipe.data.form == "problems" else []
         iteration, state = 0, None
@@ -172,11 +160,6 @@ class Trainer:
         return Trainer(task, engine, tracker, artifacts, readers, readers(iteration), statements)
 
     def go_on(self) -> None:
-        """Wait for what can be done next, and do it.
-
-        Raises:
-            Interrupted: the task was asked to leave.
-        """
         timeline = Timeline()
         with timeline.phase(Phase.WAITING):
             what = self._await_next_or_save()
@@ -190,7 +173,7 @@ class Trainer:
             self._iterate(timeline)
 
     def _await_next_or_save(self) -> Next:
-        """What to do next. Before a wait is given up, the state that no checkpoint has is saved."""
+        """Unsaved state is saved before a wait is given up."""
         try:
             return self._await_next()
         except UserError:
@@ -200,12 +183,12 @@ class Trainer:
             raise
 
     def _await_next(self) -> Next:
-        """What to do next, the same on every rank."""
+        """All ranks get the same answer."""
         wait = self.task.peer_wait(f"rollouts of iteration {self.iteration}", self.reader.samplers)
 
         # No rank waits longer than a round for the first one.
         def look() -> Next:
-            return Next(rendezvous.on_rank_zero(lambda: self._look_for_a_round(wait).value))
+            return Next(rank_messages.run_on_rank_zero(lambda: self._look_for_a_round(wait).value))
 
         while (what := look()) in (Next.WAIT, Next.PASS_ON):
             if what is Next.PASS_ON:
@@ -215,7 +198,7 @@ class Trainer:
         return what
 
     def _look_for_a_round(self, wait: PeerWait) -> Next:
-        """What rank 0 does next, or WAIT after a round without an answer."""
+        """Rank 0's next step, or WAIT after a round without one."""
         end = time.monotonic() + ROUND_S
 
         def look() -> Next | None:
@@ -228,9 +211,8 @@ class Trainer:
         return self.task.wait_for_peers(wait, look)
 
     def _next(self) -> Next | None:
-        """What rank 0 can do now."""
         self._refuse_to_be_late()
-        if self.task.shutdown.given:
+        if self.task.shutdown.is_given:
             return Next.LEAVE
         if not self.artifacts.is_published(self.iteration):
             return Next.PUBLISH if self.task.turn.take() else None
@@ -240,58 +222,45 @@ class Trainer:
         return Next.TRAIN if complete and self.task.turn.take() else None
 
     def _compare(self) -> None:
-        """Compare the policy that has sampled the first group with the one that the trainer holds, once in an attempt.
-
-        Raises:
-            UserError: they differ: nothing is learnt.
-        """
+        """Compare the policy with the sampler of the first group, once in an attempt."""
         self.task.spend(Use.LOADING)
-        position = rendezvous.on_rank_zero(lambda: self.reader.comparable)
+        position = rank_messages.run_on_rank_zero(lambda: self.reader.comparable)
         assert position is not None  # the first rank has seen it
-        rollouts = rendezvous.together(lambda: comparable(self.reader.group(position), self.iteration))
+        rollouts = rank_messages.together(lambda: comparable(self.reader.group(position), self.iteration))
         measured = agreement(self.engine, rollouts)
         group = self.task.layout.group(self.iteration, position)
         refuse_disagreement(measured, self.task.recipe, self.iteration, group)
         self._compared = True
 
     def _refuse_to_be_late(self) -> None:
-        """Request the end of this task where the next step and its checkpoint would not end before the time limit."""
+        """Ask this task to end where the next step and checkpoint would pass the time limit."""
         needed = self._longest_step_s + self.artifacts.longest_save_s
-        if needed and self.task.seconds_left < needed + SPARE_S and not self.task.shutdown.given:
+        if needed and self.task.seconds_left < needed + SPARE_S and not self.task.shutdown.is_given:
             left = f"{self.task.seconds_left:.0f} s are left, and a step with its checkpoint takes {needed:.0f} s"
             self.task.shutdown.interrupt(RequeueRequested(f"gave the nodes back: {left}"))
 
     def _leave(self) -> None:
-        """Save the state that no checkpoint has, and leave.
-
-        Raises:
-            Interrupted: always.
-        """
         self._save()
         self.task.shutdown.leave_if_given()
         raise Interrupted(128 + 15)  # the first rank had the request, this one not yet
 
     def _save(self) -> None:
-        """Write a checkpoint of a state that none has, before the task ends."""
         if self.artifacts.saved != self.iteration:
             self.turns.regain()
             self.artifacts.save(self.iteration)
 
     def _iterate(self, timeline: Timeline) -> None:
-        """One iteration: update, publish, checkpoint.
-
-        What an algorithm draws in ``learnt`` follows from the run's seed and the iteration, the same on all ranks.
-        """
+        """An algorithm's draws in ``learnt`` follow from seed and iteration, the same on all ranks."""
         seed_generators(derive_seed(self.task.recipe.seed, "trainer", self.iteration))
         self._compared = True
         self.task.spend(Use.LOADING)
         with timeline.phase(Phase.LOADING):
-            data = rendezvous.together(self.reader.data)
+            data = rank_messages.together(self.reader.data)
         self.task.spend(Use.TRAINING)
         with timeline.phase(Phase.OPTIMISATION):
             keep = partial(self.artifacts.keep_skipped, self.iteration)
             stats = self.engine.update([*data.sequences, *data.branches], keep)
-        self._longest_step_s = max(self._longest_step_s, timeline.working)
+        self._longest_step_s = max(self._longest_step_s, timeline.working_seconds)
         done, self.reader = self.iteration, self.readers(self.iteration + 1)
         self.artifacts.publisher.state = f"{self.task.attempt}:{done}"
         self.artifacts.emit(EventKind.STEP, iteration=done)
@@ -313,9 +282,7 @@ class Trainer:
             log.warning("%s", warning)
 
     def _checkpoint_due(self) -> bool:
-        """Whether a checkpoint is written now: at the recipe's interval, and at the end of a segment, where another job
-        continues.
-        """
+        """A checkpoint is due at the recipe's interval, and at a segment's end, where another job continues."""
         return (
             self.iteration % self.task.recipe.training.checkpoint_every == 0
             or self.iteration == self.task.job.end_iteration
@@ -324,17 +291,16 @@ class Trainer:
     def _metrics(self, iteration: int, data: Learnt, stats: UpdateStats, timeline: Timeline) -> IterationMetrics:
         rollouts, source = data.batch.rollouts if data.batch is not None else [], self.task.recipe.data
         traces = [(self.statements[r.problem_id], r.text) for r in rollouts if not r.forced]
-        quality = trace_quality(source, traces) if traces and isinstance(source, SmallWorldProblems) else {}
+        quality = trace_quality(source, traces) if traces else {}
         return iteration_metrics(iteration, data, stats, timeline, quality)
 
 
 @dataclass
 class TurnTaking:
-    """The turns of a trainer that shares its GPUs with the process that samples. All ranks call every method
-    together, unless it says otherwise.
+    """Turns of a trainer that shares its GPUs with sampling. Methods are collective unless they say otherwise.
 
-    Before a wait its tensors leave the GPUs, and only then the turn is passed on; they come back after it has the turn
-    again. A trainer that has its GPUs for itself always has the turn, and nothing is moved.
+    Tensors leave the GPUs before the turn is passed on, and return after it is regained. A trainer with its own GPUs
+    always has the turn, and nothing moves.
     """
 
     task: Task
@@ -342,27 +308,22 @@ class TurnTaking:
 
     @property
     def may_pass_on(self) -> bool:
-        """Whether another process may get the turn from this one; the first rank knows it."""
+        """Whether another process may get the turn; known on the first rank."""
         return self.task.turn.is_shared and self.task.turn.is_mine
 
     def pass_on(self) -> None:
-        """Free the memory of the GPUs on all ranks, and then give the turn to the process that samples."""
         if device().type != "cpu":
             self._parked += park(device().type)
-        rendezvous.agree(None)
+        rank_messages.agree(None)
         self.task.turn.pass_on()
 
     def resume(self) -> None:
-        """Bring everything back to the GPUs, after the first rank has taken the turn."""
+        """The first rank has taken the turn."""
         unpark(self._parked)
 
     def regain(self) -> None:
-        """Ask the process that samples to end, take the turn, and bring everything back.
-
-        Raises:
-            UserError: it keeps the turn.
-        """
-        rendezvous.on_rank_zero(self._take)
+        """Ask the sampling process to end, take the turn, and restore GPU memory."""
+        rank_messages.run_on_rank_zero(self._take)
         self.resume()
 
     def _take(self) -> None:
@@ -373,6 +334,8 @@ class TurnTaking:
             reason="the process that samples to leave the GPUs, so that what was trained can be saved",
             deadline_s=REGAIN_DEADLINE_S,
             where=self.task.turn.path if self.task.companion is None else self.task.companion.log,
-            advice="nothing: the task runs again from its last checkpoint; "
-            f"mrt-hpc status {self.task.layout.word} shows it",
+            advice=Advice(
+                "nothing: the task runs again from its last checkpoint; mrt-hpc status {run} shows it",
+                run=self.task.layout.root,
+            ),
         )

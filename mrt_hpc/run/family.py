@@ -1,95 +1,126 @@
-"""Families: the runs of a sweep, one for each combination of values of some fields, in one directory.
+"""Families: the runs of a sweep over recipes and fields, in one directory.
 
-Each member is a run in a folder of its own, with all that is promised of runs: it is preempted, resumed and cancelled
-by itself. The directory of the family holds the file that names the fields and their values, and the results folder
-that its members share.
+Each member is a full run in its own folder, preempted, resumed and cancelled by itself. The directory holds the file of
+fields and values, and a shared results folder.
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Self
 
-from mrt_hpc.errors import UserError, word
-from mrt_hpc.recipe.find import expanded
+from mrt_hpc.errors import Advice, UserError
+from mrt_hpc.recipe.find import expand_home
+from mrt_hpc.recipe.source import Swept, parse_yaml
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.layout import FAMILY, RunLayout
 from mrt_hpc.run.typed_file import Whole, read_if_there
 
 RESULTS = "results"
-"""The folder that the members share: what one has sampled with weights and settings that another one has too, such as
-weights version 0 with the same seed, is not sampled again."""
+"""Shared by members: samples of equal weights and settings, e.g. of version 0 with the same seed, are made once."""
 SEED = "seed"
-"""The field in which the runs of an arm differ."""
-SYNTAX = "FIELD=VALUE,VALUE,..., or FIELD=0..4 for whole numbers"
+"""The runs of an arm differ in this field."""
+RECIPE = "recipe"
+"""The axis of several recipes, by name."""
+SYNTAX = "FIELD=VALUE,VALUE,..., of which 0..4 is five whole numbers"
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _OTHER_RANGE = re.compile(r"(-?\d+)[-:](-?\d+)")
-_SAFE = re.compile(r"[\w.+-]+")
+_SAFE = re.compile(r"[+-]?\.?\w[\w.+-]*")
+
+
+def meaning(value: str) -> float | str:
+    """So that 1, 01 and 1.0 are one value."""
+    content, _ = parse_yaml(value)
+    return content if isinstance(content, int | float) and not isinstance(content, bool) else str(content)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A field of the recipe and its values, as texts of ``--set``."""
+    """A field and its values, as texts of ``--set``."""
 
     field: str
     values: tuple[str, ...]
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """What was typed for ``--sweep``.
-
-        Raises:
-            UserError: it has another form, or a value that cannot be a part of a folder's name.
-        """
+        """The axis in the text of ``--sweep``."""
         field, _, typed = text.partition("=")
-        numbers = _RANGE.fullmatch(typed)
-        values = [*map(str, range(int(numbers[1]), int(numbers[2]) + 1))] if numbers else typed.split(",")
-        other = _OTHER_RANGE.fullmatch(typed)
-        if other or not (_SAFE.fullmatch(field) and values and all(map(_SAFE.fullmatch, values))):
+        pieces = typed.split(",")
+        others = [other for piece in pieces if (other := _OTHER_RANGE.fullmatch(piece))]
+        values = tuple(value for piece in pieces for value in _values(piece))
+        if field == RECIPE or others or not _SAFE.fullmatch(field) or not all(_is_value(value) for value in values):
             expected = f"{SYNTAX}, the smaller one first; of letters, digits, and . + - _"
-            meant = f"{field}={other[1]}..{other[2]}" if other else "seed=0..4"
-            raise UserError(
-                "this is no sweep", value=text, where="--sweep", expected=expected, advice=f"--sweep {meant}"
-            )
-        if len(set(values)) < len(values):
+            meant = f"--sweep {field}={others[0][1]}..{others[0][2]}" if others else "--sweep seed=0..4"
+            advice = Advice("mrt-hpc submit {recipes}", recipes=pieces) if field == RECIPE else Advice(meant)
+            raise UserError("this is no sweep", value=text, where="--sweep", expected=expected, advice=advice)
+        if len(set(map(meaning, values))) < len(values):
             raise UserError("a value stands twice", value=text, where="--sweep", advice="leave one of them out")
-        return cls(field, tuple(values))
+        return cls(field, values)
+
+    @property
+    def words(self) -> list[str]:
+        """The option of a command; none for the axis of recipes."""
+        return [] if self.field == RECIPE else ["--sweep", f"{self.field}={','.join(self.values)}"]
+
+    def add_values(self, other: "Axis") -> "Axis":
+        """The axis with the other's further values; values of both keep this spelling."""
+        own = set(map(meaning, self.values))
+        return Axis(self.field, (*self.values, *(value for value in other.values if meaning(value) not in own)))
+
+
+def _values(piece: str) -> list[str]:
+    """A value, or a range's whole numbers; a descending range counts as a value."""
+    ends = _RANGE.fullmatch(piece)
+    return [*map(str, range(int(ends[1]), int(ends[2]) + 1))] or [piece] if ends else [piece]
+
+
+def _is_value(text: str) -> bool:
+    return bool(_SAFE.fullmatch(text)) and ".." not in text
 
 
 @dataclass(frozen=True)
 class Member:
-    """One combination of values."""
-
     values: tuple[tuple[str, str], ...]
-    """Each field with its value, in the order of the axes."""
+    """Each field's value, in the order of the axes."""
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """The values as ``--set`` takes them."""
-        return tuple(f"{field}={value}" for field, value in self.values)
+        """The values as ``--set`` takes them, without the recipe's name."""
+        return tuple(Swept(f"{field}={value}") for field, value in self.values if field != RECIPE)
 
     @property
     def folder(self) -> str:
         """The name of its run directory."""
-        return "+".join(self.overrides)
+        return "+".join(f"{field}={value}" for field, value in self.values)
+
+    @property
+    def recipe(self) -> str | None:
+        """The name of its recipe, where the family has several."""
+        return dict(self.values).get(RECIPE)
 
     @property
     def arm(self) -> str:
-        """The name of its arm: the values of all fields but the seed, as tables show them."""
-        shown = [f"{field.rpartition('.')[2]} {value}" for field, value in self.values if field != SEED]
-        return " ".join(shown) or "all seeds"
+        """All values but the seed, as tables show them."""
+        fields = [field for field, _ in self.values]
+        named = [(_short(field, fields), value) for field, value in self.values if field != SEED]
+        return " ".join(value if name == RECIPE else f"{name} {value}" for name, value in named) or "all seeds"
+
+
+def _short(field: str, fields: Sequence[str]) -> str:
+    """The shortest unique end of a field's name."""
+    steps = field.split(".")
+    ends = (".".join(steps[-length:]) for length in range(1, len(steps) + 1))
+    return next((end for end in ends if sum(f".{other}".endswith(f".{end}") for other in fields) == 1), field)
 
 
 @dataclass(frozen=True)
 class Family:
-    """The content of the file of a family."""
-
     axes: tuple[Axis, ...]
     at_once: Whole | None = None
-    """How many members go side by side; None for all."""
+    """Members that go side by side; None for all."""
 
     @property
     def members(self) -> list[Member]:
@@ -97,58 +128,80 @@ class Family:
         pairs = ([(axis.field, value) for value in axis.values] for axis in self.axes)
         return [Member(values) for values in product(*pairs)]
 
-    def refuse_others(self, root: Path) -> None:
-        """Refuse a directory that holds something else; a family of fewer members may grow.
-
-        Raises:
-            UserError: it is a run, or a family with members that this one does not have.
+    def continue_family(self, root: Path) -> "Family":
+        """The family in this directory with further values, in its own order and spelling; refuses runs, other fields
+        and missing values.
         """
         before = read_family(root)
-        known = [] if before is None else before.members
-        if RunLayout(root).plan.is_file() or not set(known) <= set(self.members):
-            raise UserError(
-                "this directory is a run" if before is None else "this family has runs with other values",
-                where=root,
-                expected="a new directory, or the values that a family has and further ones",
-                advice="the same command with --run DIR, a directory of its own",
+        if before is None:
+            if RunLayout(root).plan.is_file():
+                raise _other("this directory is a run", root)
+            return self
+        mine = {axis.field: axis for axis in self.axes}
+        if mine.keys() != {axis.field for axis in before.axes}:
+            raise _other("this family has runs with values of other fields", root)
+        axes = tuple(axis.add_values(mine[axis.field]) for axis in before.axes)
+        if any(len(axis.values) > len(mine[axis.field].values) for axis in axes):
+            advice = Advice(
+                "the same command with {options}, to add runs; or with --run DIR, a directory of its own",
+                options=[word for axis in axes for word in axis.words],
             )
+            raise _other("this family has runs with other values", root, advice)
+        return replace(self, axes=axes)
 
     def record(self, root: Path) -> None:
-        """Write the file of the family, once its members are made."""
+        """Write the family's file, once its members are made."""
         write_json(root / FAMILY, asdict(self))
 
 
-def read_family(root: Path) -> Family | None:
-    """The family of a directory; None where it is none.
+def _other(what: str, root: Path, advice: str = "the same command with --run DIR, a directory of its own") -> UserError:
+    expected = "a new directory, or the values that a family has and further ones"
+    return UserError(what, where=root, expected=expected, advice=advice)
 
-    Raises:
-        UnreadableError: its file is damaged.
-    """
-    advice = f"rm -r {word(root / FAMILY)}, and the submit command with its --sweep again"
+
+def read_family(root: Path) -> Family | None:
+    """None where the directory is no family."""
+    advice = Advice("rm -r {run}, and the submit command with its --sweep again", run=root / FAMILY)
     if not root.is_dir():
         return None
     return read_if_there(root / FAMILY, Family, "the record of a family", None, advice=advice)
 
 
 def runs_of(typed: Path) -> list[Path]:
-    """The run directories that a path stands for: of a family those of its members that were made, else itself."""
+    """The runs of a path: a family's existing members, else itself."""
     if (family := read_family(typed)) is None:
         return [typed]
-    return [run for member in family.members if RunLayout(run := typed / member.folder).plan.is_file()]
+    return [run for member in family.members if _is_made(run := typed / member.folder)]
+
+
+def _is_made(run: Path) -> bool:
+    return RunLayout(run).plan.is_file()
+
+
+def missing_runs(typed: Iterable[str]) -> list[str]:
+    """A sentence for each family that lacks runs, with the command that makes them."""
+    families = {root: family for text in typed if (family := read_family(root := expand_home(text))) is not None}
+    sentences = []
+    for root, family in families.items():
+        if gone := [member.folder for member in family.members if not _is_made(root / member.folder)]:
+            recipes = ["RECIPE"] * (2 if any(axis.field == RECIPE for axis in family.axes) else 1)
+            options = [word for axis in family.axes for word in axis.words]
+            again = Advice("mrt-hpc submit {words} --run {run}", words=[*recipes, *options], run=root)
+            sentences.append(
+                f"{root} lacks {', '.join(gone)}: left out; {again}, with the --set that it had, makes them"
+            )
+    return sentences
 
 
 def arms_of(typed: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What was typed, with families replaced by their arms: the members that differ in their seed alone. Of several
-    families each arm bears the name of its own.
-
-    Returns:
-        What is no family; and each arm as ``NAME=RUN,RUN``.
+    """The paths that are no family; and each arm, members that differ in the seed alone, as ``NAME=RUN,RUN``. With
+    several families an arm bears its family's name.
     """
-    found = {text: read_family(expanded(text)) for text in typed}
-    families = {expanded(text): family for text, family in found.items() if family is not None}
+    found = {text: read_family(expand_home(text)) for text in typed}
+    families = {expand_home(text): family for text, family in found.items() if family is not None}
     arms: dict[str, list[str]] = defaultdict(list)
     for root, family in families.items():
-        for member in family.members:
+        for member in (member for member in family.members if _is_made(root / member.folder)):
             name = member.arm if len(families) == 1 else f"{root.name}, {member.arm}"
             arms[name].append(str(root / member.folder))
     alone = [text for text in typed if found[text] is None]

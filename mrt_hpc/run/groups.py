@@ -1,7 +1,7 @@
-"""Groups: the rollouts of one problem with their branches, written whole, committed once, verified when read.
+"""Groups: the rollouts of one problem with their branches, committed once and whole, verified when read.
 
-A shard of an evaluation has the same form, and holds several problems. It is a directory, so that all parts appear in
-one step; its manifest holds their checksums, what they cost and which weights sampled them.
+A shard of an evaluation has the same form with several problems. A group is a directory, so that all parts appear in
+one step; its manifest holds checksums, costs and the sampling weights.
 """
 
 import sys
@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.manifest import DamagedError, Manifest, commit_whole, verify
-from mrt_hpc.run.parquet import LENGTH_OF, MEAN_OF, read_part, read_records, write_records
+from mrt_hpc.run.parquet import LENGTH_OF, MEAN_OF, read_columns, read_part, read_records, write_records
 from mrt_hpc.run.records import (
     SLIGHTLY_ABOVE_ONE,
     AnswerProbability,
@@ -33,37 +34,34 @@ _Record = Rollout | Branch | AnswerProbability | PrefixValue
 PARTS = {
     "rollouts": Rollout, "branches": Branch, "answers": AnswerProbability, "values": PrefixValue,
 }  # fmt: skip
-"""What a group holds, a parquet file each."""
+"""One parquet file each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """What was sampled for one problem of one iteration."""
-
     rollouts: list[Rollout]
     branches: list[Branch] = field(default_factory=list)
     answers: list[AnswerProbability] = field(default_factory=list)
-    """Known before the branches, with their exact probabilities."""
+    """Known before the branches, with exact probabilities."""
     values: list[PrefixValue] = field(default_factory=list)
     statistics: GroupStatistics
     troubles: int = 0
-    """The number of answers that hung or could not be read when they were graded; not written to the files."""
+    """Answers that hung or could not be read when graded; not stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group(Sampled):
-    """A group that was committed."""
+    """A committed group."""
 
     digest: str
-    """Identity of its content, see ``Manifest.digest``."""
+    """See ``Manifest.digest``."""
 
 
-def merged(parts: Sequence[Sampled], seconds: dict[str, float] | None = None) -> Sampled:
-    """Return all parts as one; rollouts are in the order of problem and number.
+def merge_samples(parts: Sequence[Sampled], seconds: dict[str, float] | None = None) -> Sampled:
+    """All parts as one, rollouts in order of problem and number.
 
     Args:
-        parts: traces, groups or problems.
-        seconds: the wall time of each phase; None takes the longest of the parts, whose times overlap.
+        seconds: wall time by phase; None takes the longest part's, as times overlap.
     """
     costs = [part.statistics for part in parts]
     counted = [f.name for f in fields(GroupStatistics) if f.name != "seconds"]
@@ -82,9 +80,8 @@ def merged(parts: Sequence[Sampled], seconds: dict[str, float] | None = None) ->
 
 
 def wrong_number(sampled: Sampled) -> str | None:
-    """What is wrong with the numbers of a group, in words: one that is not finite, no log-probability or no reward, or
-    statistics that are no counts; None where all can be learnt from. A value may lie outside of 0 to 1, as some
-    unbiased estimates do; a variance may be NaN.
+    """What makes a group useless for learning, in words: a number that is not finite, no log-probability or reward, or
+    wrong counts; else None. Unbiased values may lie outside of 0 to 1, and a variance may be NaN.
     """
     try:
         msgspec.convert(asdict(sampled.statistics), GroupStatistics)
@@ -114,18 +111,13 @@ def _place(record: _Record) -> str:
 
 
 def commit_group(path: Path, sampled: Sampled, **about: Any) -> bool:
-    """Write one group unless it is there already.
+    """Write one group unless it is there; refuses numbers that nothing can be learnt from.
 
     Args:
-        path: of ``RunLayout.group``.
-        sampled: the group.
-        about: more for the manifest: who sampled it, with which weights.
+        about: for the manifest: the sampler and its weights.
 
     Returns:
-        True when this group is now the one; False when another was committed first (this one is dropped).
-
-    Raises:
-        UserError: a number of it is not finite, or no reward, so that nothing can be learnt from it.
+        False when another was committed first.
     """
     if (wrong := wrong_number(sampled)) is not None:
         raise UserError(
@@ -144,40 +136,13 @@ def commit_group(path: Path, sampled: Sampled, **about: Any) -> bool:
 
 
 def read_group(path: Path, problems: Collection[str] | None = None) -> Group:
-    """One complete group.
-
-    Args:
-        path: of the group.
-        problems: the ids of those problems whose records are wanted; None reads all.
-
-    Raises:
-        DamagedError: a part of it is not what was written.
-        UserError: it was written by another version of this package.
-    """
     return group_of(verify(path), lambda name: path / name, path, problems)
 
 
 def group_of(
     manifest: Manifest, file: Callable[[str], Path | BytesIO], where: Path, problems: Collection[str] | None = None
 ) -> Group:
-    """A group from its verified files.
-
-    Args:
-        manifest: of the group.
-        file: gives one of its files by name.
-        where: the files are, for messages.
-        problems: as in :func:`read_group`.
-
-    Raises:
-        DamagedError: a part of it is not what was written.
-        UserError: it was written by another version of this package.
-    """
-    if missing := [name for name in PARTS if _file_name(name) not in manifest.files]:
-        raise UserError(
-            f"no {', '.join(missing)} in it: another version of mrt-hpc wrote it",
-            where=where,
-            advice="continue with the version of mrt-hpc that began the run",
-        )
+    _require_parts(manifest, where)
     parts: dict[str, Any] = {
         name: read_records(file(_file_name(name)), record, where, problems) for name, record in PARTS.items()
     }
@@ -187,22 +152,32 @@ def group_of(
     return group
 
 
+def table_of_group(manifest: Manifest, file: Callable[[str], Path | BytesIO], where: Path, part: str) -> pa.Table:
+    """The records of one of ``PARTS`` of a group, as a table; other arguments and errors as in :func:`group_of`."""
+    _require_parts(manifest, where)
+    return read_columns(file(_file_name(part)), PARTS[part], where)
+
+
+def _require_parts(manifest: Manifest, where: Path) -> None:
+    if missing := [name for name in PARTS if _file_name(name) not in manifest.files]:
+        raise UserError(
+            f"no {', '.join(missing)} in it: another version of mrt-hpc wrote it",
+            where=where,
+            advice="continue with the version of mrt-hpc that began the run",
+        )
+
+
 SampledT = TypeVar("SampledT", bound=Sampled)
 
 
 def refuse_other_samples(sampled: SampledT, problem: str, samples: range, where: Path, stages: int = 1) -> SampledT:
-    """Refuse what was sampled unless it is these samples of one problem, each stage of each of them once. A path and a
-    seal say where a group belongs; only its records say what it is.
+    """Refuse all but exactly these samples of one problem, each stage once. Path and seal say where a group belongs;
+    only its records say what it is.
 
     Args:
-        sampled: as it was read, or before it is written.
-        problem: the id of the problem that is drawn for its position.
-        samples: the numbers that the samples must have.
-        where: the group is, for messages.
-        stages: the rollouts of one sample.
-
-    Raises:
-        DamagedError: it is of another problem, or of other samples.
+        problem: the id drawn for this position.
+        where: for messages.
+        stages: rollouts of one sample.
     """
     records: list[_Record] = list(chain(*(getattr(sampled, part) for part in PARTS)))
     if others := {record.problem_id for record in records} - {problem}:
@@ -219,7 +194,6 @@ def refuse_other_samples(sampled: SampledT, problem: str, samples: range, where:
 
 
 def part_file(directory: Path, part: str) -> Path:
-    """The parquet file of one of ``PARTS`` in the directory of a group."""
     return directory / _file_name(part)
 
 
@@ -235,7 +209,7 @@ def _statistics(about: dict[str, Any], path: Path) -> GroupStatistics:
 
 
 def complete_groups(directory: Path) -> set[int]:
-    """Positions of the complete groups of an iteration; none when there is no such iteration yet."""
+    """Positions of an iteration's complete groups; none before it begins."""
     return {int(p.name) for p in list_directory(directory) if p.name.isdecimal()}
 
 
@@ -245,7 +219,7 @@ def complete_groups(directory: Path) -> set[int]:
 
 @dataclass(frozen=True)
 class RolloutOutcome:
-    """The columns of a :class:`Rollout` that are read where its tokens are not needed."""
+    """The columns of :class:`Rollout` for readers that need no tokens."""
 
     problem_id: str
     sample: int
@@ -254,19 +228,26 @@ class RolloutOutcome:
     finish_reason: FinishReason
     boundaries: list[int]
     tokens: int = field(metadata={LENGTH_OF: "token_ids"})
-    """T, the number of tokens, those that a mode inserts included."""
+    """T, inserted tokens included."""
     stage: int = 0
     stages: int = 1
 
     @property
     def counts(self) -> bool:
-        """Whether it is the result of its sample: the last of its stages."""
+        """See ``Rollout.counts``."""
         return self.stage == self.stages - 1
 
 
 @dataclass(frozen=True)
+class StoredSample(RolloutOutcome):
+    """An evaluated sample with its text, without its tokens."""
+
+    text: str = field(kw_only=True)
+
+
+@dataclass(frozen=True)
 class BranchOutcome:
-    """The columns of a :class:`Branch` that are read where its tokens are not needed."""
+    """The columns of :class:`Branch` for readers that need no tokens."""
 
     problem_id: str
     sample: int
@@ -276,20 +257,20 @@ class BranchOutcome:
     reward: float
     prompt_tokens: int
     tokens: int = field(metadata={LENGTH_OF: "token_ids"})
-    """The number of tokens that mu sampled."""
+    """Sampled by mu."""
 
 
 @dataclass(frozen=True)
 class LikelyBranchOutcome(BranchOutcome):
-    """The same, with how likely the answer is; its tokens' probabilities have to be read for this."""
+    """A branch with its answer's likelihood, for which the tokens' probabilities must be read."""
 
     mean_logprob: float = field(metadata={MEAN_OF: "logprobs"})
-    """The mean log-probability of its tokens; 0 without a token."""
+    """0 without a token."""
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """The outcomes of one shard, or of several."""
+    """The outcomes of one shard, or several."""
 
     rollouts: list[RolloutOutcome]
     branches: Sequence[BranchOutcome]
@@ -297,19 +278,20 @@ class Outcomes:
 
 
 def read_outcomes(shard: Path, *, likelihoods: bool = False) -> Outcomes:
-    """The outcomes of one complete shard or group.
-
-    Args:
-        shard: its directory.
-        likelihoods: whether the likelihoods of the branches are read too.
-
-    Raises:
-        DamagedError: a part of it is not what was written.
-        UserError: it was written by another version of this package.
-    """
+    """The outcomes of one complete shard or group; ``likelihoods`` reads those of the branches too."""
     verify(shard)
     return Outcomes(
         read_part(part_file(shard, "rollouts"), RolloutOutcome),
         read_part(part_file(shard, "branches"), LikelyBranchOutcome if likelihoods else BranchOutcome),
         read_records(part_file(shard, "values"), PrefixValue),
     )
+
+
+def read_samples(shard: Path) -> pa.Table:
+    """The samples of one complete shard, a :class:`StoredSample` a row; errors as in :func:`read_outcomes`.
+
+    The column ``settings`` has the digest of the settings that they were sampled and judged with.
+    """
+    settings = verify(shard).about.get("settings")
+    table = read_columns(part_file(shard, "rollouts"), StoredSample)
+    return table.append_column("settings", pa.array([settings] * len(table), pa.string()))

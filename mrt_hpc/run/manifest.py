@@ -1,52 +1,43 @@
-"""Manifests: what makes a directory whole. Weights versions, checkpoints, groups and evaluation shards all have one.
+"""Manifests make a directory whole: weights versions, checkpoints, groups and evaluation shards all have one.
 
-A manifest lists every file with its size and SHA-256, says where the directory came from and where it belongs, and is
-sealed by a checksum of its own. It is the last thing written before the directory takes its place in one step, so a
-directory under its own name is complete; whether it is still what was written, ``verify`` says.
-
-Where it belongs is its run and its path there, which say the iteration and the position of a group, the number of a
-weights version or a checkpoint, the benchmark and the shard of an evaluation. A reader compares them with the place
-where it reads: a whole directory of another run, iteration or position is as wrong as a damaged one.
+A manifest lists every file with size and SHA-256, and is sealed by its own checksum. It is written last, so a directory
+under its own name is complete. It names the run and the path there, which readers compare: a whole directory of another
+run, iteration or position is as wrong as a damaged one.
 """
 
 import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mrt_hpc.errors import ExitCode, UserError, word
+from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.recipe.ownership import file_bytes
 from mrt_hpc.run.access import share_as_directory
 from mrt_hpc.run.atomic import checksum, checksums, commit_directory, make_folder, temporary_sibling, tree, write_json
 from mrt_hpc.run.layout import IDENTITY
-from mrt_hpc.run.retries import error_number
-from mrt_hpc.run.typed_file import file_bytes
+from mrt_hpc.run.retries import error_number, filesystem_advice
 
 MANIFEST = "MANIFEST.json"
 PLACE = "place"
-"""The entry of a manifest that says where its directory belongs."""
+"""Entry of a manifest: where its directory belongs."""
 LONGEST_IDENTITY = 200
 """Bytes of the file with the name of a run."""
 FileSum = tuple[int, str]
-"""Bytes of a file, and their SHA-256."""
+"""Bytes and SHA-256 of a file."""
 SMALL_BYTES = 2**20
-"""Files that have less together are small."""
+"""Total bytes below which files count as small."""
 NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-"""The errors that mean damage. Other errors of the system come from the filesystem, not from the file, and are raised
-unchanged.
-"""
+"""The errors that mean damage; other system errors are raised unchanged."""
 
 
 class DamagedError(UserError):
-    """The content is not what was written. Errors of the filesystem are never converted to this one: a file that cannot
-    be read at this moment may be whole.
-
-    Args:
-        what: what is wrong with it.
-        where: the file or directory.
-        expected: what it should be.
+    """The content is not what was written. Filesystem errors are never converted to this: a file that cannot be read
+    now may be whole.
     """
 
     def __init__(self, what: str, *, where: object, expected: str | None = None) -> None:
@@ -54,45 +45,43 @@ class DamagedError(UserError):
 
 
 def is_of_the_filesystem(error: BaseException) -> bool:
-    """Whether an error comes from the filesystem, and not from the file that was to be read."""
+    """Whether the filesystem, not the file, caused an error."""
     return error_number(error) is not None and not isinstance(error, NOT_THERE)
 
 
 def unreadable(path: Path, error: Exception) -> UserError:
-    """The error for a file that cannot be read at this moment, and may be whole."""
+    """The error for a file that cannot be read now and may be whole."""
     return UserError(
         f"the file cannot be read at the moment: {error!r}",
         where=path,
-        advice=f"nothing, if the filesystem recovers; otherwise: mv {word(path)} {word(path)}.unreadable",
+        advice=filesystem_advice(error),
         exit_code=ExitCode.RETRYABLE,
     )
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of a complete directory."""
-
     files: dict[str, FileSum]
     """Relative path to (bytes, SHA-256)."""
     about: dict[str, Any]
-    """Its origin: version, iteration, attempt, time."""
+    """Origin: version, iteration, attempt, time."""
 
     @property
     def digest(self) -> str:
-        """The identity of the content: SHA-256 over names, sizes and checksums, without ``about``."""
+        """SHA-256 over names, sizes and checksums, without ``about``."""
         return json_digest(sorted(self.files.items()))
 
 
 def json_digest(value: Any) -> str:
-    """SHA-256 of what JSON writes of a value, with the names of objects sorted."""
+    """SHA-256 of a value's JSON with sorted names."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def commit_whole(path: Path, write: Callable[[Path], None], **about: Any) -> bool:
-    """Fill a directory with ``write(directory)``, add its manifest, and make it appear as ``path`` in one step.
+    """Fill a directory, add its manifest, and make it appear as ``path`` in one step.
 
     Returns:
-        False if ``path`` already existed; the new directory is then removed.
+        False if ``path`` existed; the new directory is then removed.
     """
     make_folder(path.parent)
     temporary = temporary_sibling(path)
@@ -107,15 +96,11 @@ def commit_whole(path: Path, write: Callable[[Path], None], **about: Any) -> boo
 
 
 def write_manifest(directory: Path, written: Mapping[str, FileSum] | None = None, **about: Any) -> Manifest:
-    """Add a manifest of all files in ``directory``; the last thing written before its commit, which syncs it.
+    """Add a manifest of all files in ``directory``: the last write before the commit, which syncs it.
 
     Args:
-        directory: what the manifest is of.
-        written: size and checksum of files that their writers know already, by relative path: these are not read.
-        about: where the directory came from.
-
-    Raises:
-        DamagedError: a file of ``written`` has another size.
+        written: size and checksum by relative path, of files that need not be read.
+        about: the origin.
     """
     files = dict(written or {})
     for name, (size, digest) in files.items():
@@ -131,8 +116,8 @@ def write_manifest(directory: Path, written: Mapping[str, FileSum] | None = None
 
 
 def _sums_of_written(directory: Path, names: Set[str]) -> dict[str, FileSum]:
-    """Size and checksum of files that this process has written just now, which are in the memory of its node: small
-    ones are read one after the other, as threads would take longer to start.
+    """Sums of files that this process has just written and that are in memory: small ones are read in turn, as threads
+    would take longer to start.
     """
     paths = {name: directory / name for name in sorted(names)}
     sizes = [path.stat().st_size for path in paths.values()]
@@ -141,7 +126,7 @@ def _sums_of_written(directory: Path, names: Set[str]) -> dict[str, FileSum]:
 
 
 def place_of(path: Path) -> list[str]:
-    """Where a directory belongs: the name of its run (or folder of results), and its path there. Empty outside any."""
+    """The name of the run (or folder of results), and the path there. Empty outside any."""
     for root in path.parents:
         try:
             name = file_bytes(root / IDENTITY, LONGEST_IDENTITY).decode().strip()
@@ -151,22 +136,17 @@ def place_of(path: Path) -> list[str]:
             raise UserError(
                 f"the name of the run cannot be read: {error}",
                 where=root / IDENTITY,
-                advice=f"grep -A2 {PLACE} {path / MANIFEST} shows the name; write it into that file",
+                advice=Advice(
+                    "grep -A2 {place} {path} shows the name; write it into that file", place=PLACE, path=path / MANIFEST
+                ),
             ) from error
         return [name, path.relative_to(root).as_posix()]
     return []
 
 
 def refuse_misplaced(manifest: Manifest, path: Path) -> None:
-    """Refuse a directory that belongs to another place than the one at which it is read.
-
-    Args:
-        manifest: of the directory.
-        path: of the directory, or of the one that an archive has it of.
-
-    Raises:
-        DamagedError: it is of another run, iteration, position, number or benchmark.
-        UserError: the file with the name of the run is gone.
+    """Refuse a directory of another run, iteration, position, number or benchmark. ``path`` is where it stands, also
+    where an archive holds it.
     """
     said = manifest.about.get(PLACE)
     written, here = [*map(str, said)] if isinstance(said, list) else [], place_of(path)
@@ -177,8 +157,12 @@ def refuse_misplaced(manifest: Manifest, path: Path) -> None:
             f"this is a part of the run {written[0]}, and no folder above it says that it is that run",
             where=path,
             expected=f"a file {IDENTITY} with that name in the run directory",
-            advice=f"where {IDENTITY} was deleted: echo {written[0]} > RUN/{IDENTITY}",
+            advice=Advice(
+                "where {identity} was deleted: echo {written} > RUN/{identity}", identity=IDENTITY, written=written[0]
+            ),
         )
+    if written and written[1:] == here[1:]:
+        _refuse_other_name(path, here[0], here[1], written[0])
     raise DamagedError(
         "it is whole, and belongs to another place",
         where=path,
@@ -186,15 +170,33 @@ def refuse_misplaced(manifest: Manifest, path: Path) -> None:
     )
 
 
+def _refuse_other_name(path: Path, here: str, place: str, name: str) -> None:
+    """Refuse a run's name that no part of it has: the parts are whole, and that file is not."""
+    root, names = path.parents[len(PurePosixPath(place).parts) - 1], set()
+    for part in [*root.glob("weights/v*"), *root.glob("checkpoints/step*"), *islice(root.glob("*/*/groups/*"), 1)]:
+        with suppress(DamagedError):
+            names.add(str((read_manifest(part, anywhere=True).about.get(PLACE) or [""])[0]))
+    if names != {name}:
+        return
+    raise UserError(
+        "the file with the name of the run was damaged: all parts of the run have another name",
+        value=here,
+        where=root / IDENTITY,
+        expected=name,
+        advice=Advice(
+            "echo {name} > {run}, and the same command again; nothing else is damaged", name=name, run=root / IDENTITY
+        ),
+    )
+
+
 def read_manifest(directory: Path, *, anywhere: bool = False) -> Manifest:
     """The manifest of a complete directory.
 
     Args:
-        directory: what it is of.
-        anywhere: whether the directory may belong to another place, as what a run takes over from another one does.
+        anywhere: the directory may belong elsewhere, as when a run takes over another's.
 
     Raises:
-        DamagedError: it is missing, unreadable, not as it was written, or of another place.
+        DamagedError: missing, unreadable, changed, or of another place.
     """
     path = directory / MANIFEST
     try:
@@ -208,15 +210,10 @@ def read_manifest(directory: Path, *, anywhere: bool = False) -> Manifest:
 
 
 def parse_manifest(text: bytes, where: Path) -> Manifest:
-    """The manifest that a file holds.
-
-    Raises:
-        DamagedError: it is unreadable, or not as it was written.
-    """
     try:
         content = json.loads(text)
         seal = content.pop("seal")
-        files = {_inside(name): (int(size), str(digest)) for name, (size, digest) in content["files"].items()}
+        files = {_require_inside(name): (int(size), str(digest)) for name, (size, digest) in content["files"].items()}
         manifest = Manifest(files, dict(content["about"]))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedError(f"no readable manifest: {error!r}", where=where) from error
@@ -225,8 +222,7 @@ def parse_manifest(text: bytes, where: Path) -> Manifest:
     return manifest
 
 
-def _inside(name: str) -> str:
-    """Check that a relative path stays inside its directory."""
+def _require_inside(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise ValueError(f"{name!r} leads out of the directory")
@@ -239,12 +235,11 @@ def verify(
     """Compare every file with the manifest.
 
     Args:
-        directory: what is verified.
-        read: gives the SHA-256 of each file, in their order.
+        read: gives the SHA-256 of each file, in order.
         anywhere: as in :func:`read_manifest`.
 
     Raises:
-        DamagedError: naming the first file that is missing, cut short or changed; or it is of another place.
+        DamagedError: names the first file missing, cut short or changed; or another place.
     """
     manifest = read_manifest(directory, anywhere=anywhere)
     files = [directory / name for name in manifest.files]

@@ -1,7 +1,7 @@
-"""Parquet files of records: a dataclass a row, its fields the columns.
+"""Parquet files of records: one dataclass a row, fields as columns.
 
-A field with a default is a column only where a row differs from the default. So a field that is added to a record
-leaves the files of all rows without it as they were, and older files are read as if they had it.
+A field with a default is a column only where a row differs. So a new field leaves files without it unchanged, and older
+files are read as if they had it.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ from mrt_hpc.run.manifest import DamagedError, is_of_the_filesystem
 Record = TypeVar("Record")
 
 LENGTH_OF = "length_of"
-"""Key of a field's metadata: the field holds the length of the list in the column that is named there."""
+"""Metadata: the field is the length of the list in the named column."""
 MEAN_OF = "mean_of"
-"""Key of a field's metadata: the field holds the mean of the list in the column that is named there."""
+"""Metadata: the field is the mean of the list in the named column."""
 ROWS_AT_A_TIME = 256
-"""Rows that are in memory together where only a part of the columns is kept."""
+"""Rows in memory together where only some columns are kept."""
 
 _ARROW_TYPES: dict[type, pa.DataType] = {
     int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_(),
@@ -39,7 +39,7 @@ _ARROW_TYPES: dict[type, pa.DataType] = {
 
 @cache
 def arrow_schema(record_type: type) -> pa.Schema:
-    """The columns of a record dataclass; optional fields may hold nulls, all others may not."""
+    """The columns of a record; only optional fields may be null."""
     hints = typing.get_type_hints(record_type)
     return pa.schema([_arrow_field(f.name, hints[f.name]) for f in dataclasses.fields(record_type)])
 
@@ -60,7 +60,7 @@ def _arrow_type(hint: Any) -> pa.DataType:
 
 
 def write_records(path: Path, records: Sequence[Any], record_type: type) -> None:
-    """Write a parquet file; the caller makes its appearance atomic."""
+    """The caller makes it appear atomically."""
     if records:
         write_table(_table(records, record_type), path)
     else:
@@ -69,7 +69,7 @@ def write_records(path: Path, records: Sequence[Any], record_type: type) -> None
 
 @cache
 def _empty_file(record_type: type) -> bytes:
-    """The content of a file without rows, made once: most groups have parts that are empty."""
+    """Made once: most groups have empty parts."""
     stream = pa.BufferOutputStream()
     write_table(_table([], record_type), stream)
     content: bytes = stream.getvalue().to_pybytes()
@@ -85,8 +85,8 @@ def _table(records: Sequence[Any], record_type: type) -> pa.Table:
 
 
 def write_table(table: pa.Table, to: Path | pa.BufferOutputStream) -> None:
-    """Write a table as compactly as its readers allow. Numbers such as log-probabilities hardly repeat, so a dictionary
-    of them only costs; with the bytes of equal places side by side those that are zero in all numbers vanish.
+    """Numbers such as log-probabilities hardly repeat, so a dictionary only costs; byte streams make bytes that are
+    zero in all numbers vanish.
     """
     split = [_leaf(column) for column in table.schema if pa.types.is_floating(_scalar(column.type))]
     pq.write_table(
@@ -100,17 +100,17 @@ def write_table(table: pa.Table, to: Path | pa.BufferOutputStream) -> None:
 
 
 def _leaf(column: pa.Field) -> str:
-    """The name under which parquet knows the values of a column."""
+    """Parquet's name for a column's values."""
     return column.name + ".list.element" * _depth(column.type)
 
 
 def _depth(kind: pa.DataType) -> int:
-    """The number of lists around the values of a column."""
+    """How many lists surround a column's values."""
     return 1 + _depth(kind.value_type) if pa.types.is_list(kind) else 0
 
 
 def _scalar(kind: pa.DataType) -> pa.DataType:
-    """The type of a column's values, however deep its lists are."""
+    """The type of the innermost values."""
     return _scalar(kind.value_type) if pa.types.is_list(kind) else kind
 
 
@@ -120,18 +120,14 @@ def read_records(
     where: Path | None = None,
     problems: Collection[str] | None = None,
 ) -> list[Record]:
-    """All records of one parquet file.
+    """All records of a parquet file or its content.
 
     Args:
-        source: the file, or its content.
-        record_type: the dataclass of a row.
-        where: the content is from, for messages; a file speaks for itself.
-        problems: the ids of those problems whose records are wanted; None reads all.
+        where: the content's origin, for messages.
+        problems: ids of the wanted problems; None reads all.
 
     Raises:
-        DamagedError: the file is none of records.
-        OSError: it cannot be read at the moment.
-        UserError: its columns are not those of ``record_type``.
+        DamagedError: no file of records.
     """
     wanted = None if problems is None else pc.field("problem_id").isin(list(problems))
     table = _read_table(source, where, wanted)
@@ -140,17 +136,11 @@ def read_records(
     defaults = _defaults(record_type)
     if table.schema.names != [name for name in expected.names if name in there or name not in defaults]:
         raise _other_columns(where or source, table.schema.names, str(expected.names))
-    return [record_type(**_with_enums(row, record_type)) for row in table.to_pylist()]
+    return [record_type(**_restore_enums(row, record_type)) for row in table.to_pylist()]
 
 
 def _read_table(source: Path | BytesIO, where: Path | None, filters: pc.Expression | None) -> pa.Table:
-    """The table of a file, or those of its rows that a filter lets through.
-
-    Raises:
-        DamagedError: the file is none of records.
-        OSError: it cannot be read at the moment.
-    """
-    with _reading(where or source):
+    with _tell_damage(where or source):
         if filters is not None:
             return pq.read_table(source, filters=filters)
         with pq.ParquetFile(source) as file:  # of small files it takes half the time
@@ -159,13 +149,8 @@ def _read_table(source: Path | BytesIO, where: Path | None, filters: pc.Expressi
 
 
 @contextmanager
-def _reading(where: Path | BytesIO) -> Iterator[None]:
-    """Distinguish a file that is none of records from one that cannot be read at the moment.
-
-    Raises:
-        DamagedError: the file is none of records.
-        OSError: it cannot be read at the moment.
-    """
+def _tell_damage(where: Path | BytesIO) -> Iterator[None]:
+    """Tell a damaged file from one that cannot be read now."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -186,72 +171,78 @@ def _other_columns(where: object, columns: list[str], expected: str) -> UserErro
 
 
 def read_part(path: Path, record_type: type[Record]) -> list[Record]:
-    """All rows of a parquet file with a part of its columns: a trace of thousands of tokens is not kept for its length.
+    """All rows with some columns: a trace of thousands of tokens is not kept for its length."""
+    table = read_columns(path, record_type)
+    names, rows = table.column_names, zip(*(column.to_pylist() for column in table.columns), strict=True)
+    return [record_type(**dict(zip(names, row, strict=True))) for row in rows]
+
+
+def read_columns(source: Path | BytesIO, record_type: type[Any], where: Path | None = None) -> pa.Table:
+    """A column for each field of a record; one that the file lacks has the default.
 
     Args:
-        path: the file.
-        record_type: a dataclass whose fields are columns by their names, or lengths (``LENGTH_OF``) or means
-            (``MEAN_OF``) of columns.
-
-    Raises:
-        DamagedError: the file is none of records.
-        OSError: it cannot be read at the moment.
-        UserError: it has not all of these columns.
+        record_type: fields are columns, or their lengths (``LENGTH_OF``) or means (``MEAN_OF``).
+        where: the content's origin, for messages.
     """
-    fields = dataclasses.fields(record_type)  # type: ignore[arg-type]
+    fields = dataclasses.fields(record_type)
     columns = [_Column(f.name, f.metadata.get(LENGTH_OF), f.metadata.get(MEAN_OF)) for f in fields]
-    with _reading(path):
-        file = pq.ParquetFile(path)
-        there, defaults = set(file.schema_arrow.names), _defaults(record_type)
+    schema, defaults = arrow_schema(record_type), _defaults(record_type)  # type: ignore[arg-type]
+    with _tell_damage(where or source):
+        file = pq.ParquetFile(source)
+        there = set(file.schema_arrow.names)
         if absent := {c.source for c in columns if c.name not in defaults} - there:
-            raise _other_columns(path, file.schema_arrow.names, f"also {', '.join(sorted(absent))}")
-        read_columns = [column for column in columns if column.source in there]
-        batches = file.iter_batches(ROWS_AT_A_TIME, columns=sorted({column.source for column in read_columns}))
-        names = [column.name for column in read_columns]
-        rows = (row for batch in batches for row in _rows(batch, read_columns))
-        return [record_type(**dict(zip(names, row, strict=True))) for row in rows]
+            raise _other_columns(where or source, file.schema_arrow.names, f"also {', '.join(sorted(absent))}")
+        wanted = sorted({column.source for column in columns} & there)
+        batches = [
+            pa.RecordBatch.from_arrays(
+                [
+                    column.values(batch)
+                    if column.source in there
+                    else pa.array([defaults[column.name]] * len(batch), kind.type)
+                    for column, kind in zip(columns, schema, strict=True)
+                ],
+                schema=schema,
+            )
+            for batch in file.iter_batches(ROWS_AT_A_TIME, columns=wanted)
+        ]
+        return pa.Table.from_batches(batches, schema)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Column:
-    """What a field of a record is read from."""
+    """The source of a field."""
 
     name: str
     counted: str | None
-    """The column of lists of which the field is the length; None for another field."""
+    """The column whose lists' lengths it takes."""
     averaged: str | None
-    """The column of lists of which the field is the mean; None for another field."""
+    """The column whose lists' means it takes."""
 
     @property
     def source(self) -> str:
         return self.counted or self.averaged or self.name
 
-    def values(self, batch: pa.RecordBatch) -> list[Any]:
+    def values(self, batch: pa.RecordBatch) -> pa.Array:
         values = batch[self.source]
         if self.counted is not None:
-            return pc.list_value_length(values).to_pylist()
-        return values.to_pylist() if self.averaged is None else _means(values)
+            return pc.list_value_length(values).cast(pa.int64())
+        return values if self.averaged is None else _means(values)
 
 
-def _means(lists: pa.ListArray) -> list[float]:
+def _means(lists: pa.ListArray) -> pa.Array:
     """The mean of each list; 0 of an empty one."""
     of = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
     sums = np.bincount(of, weights=pc.list_flatten(lists).to_numpy(zero_copy_only=False), minlength=len(lists))
-    return (sums / np.maximum(np.bincount(of, minlength=len(lists)), 1)).tolist()
-
-
-def _rows(batch: pa.RecordBatch, columns: Sequence[_Column]) -> Iterator[tuple[Any, ...]]:
-    return zip(*(column.values(batch) for column in columns), strict=True)
+    return pa.array(sums / np.maximum(np.bincount(of, minlength=len(lists)), 1))
 
 
 def _defaults(record_type: type) -> dict[str, Any]:
-    """The defaults of the fields that have one."""
     fields = dataclasses.fields(record_type)
     made = {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
     return made | {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
 
 
-def _with_enums(row: dict[str, Any], record_type: type[Any]) -> dict[str, Any]:
+def _restore_enums(row: dict[str, Any], record_type: type[Any]) -> dict[str, Any]:
     for name, enum in _enum_fields(record_type).items():  # type: ignore[arg-type]
         row[name] = enum(row[name])
     return row

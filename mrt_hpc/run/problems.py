@@ -1,4 +1,4 @@
-"""Problems: read strictly from JSON lines, and drawn for each iteration by the run's seed alone."""
+"""Problems: read strictly from JSON lines, drawn for each iteration by the run's seed alone."""
 
 import json
 import math
@@ -10,7 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mrt_hpc.errors import UserError, nearest, word
+from mrt_hpc.errors import Advice, UserError, nearest
+from mrt_hpc.recipe.ownership import limited_lines
 from mrt_hpc.recipe.sections import Prompt
 from mrt_hpc.run.atomic import checksum, write_text
 from mrt_hpc.run.records import Gold, Problem
@@ -22,11 +23,7 @@ _ADVICE = 'each line is one object such as {"id": "p-1", "problem": "What is 1+1
 
 
 def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
-    """All problems of a JSONL file (the first ``limit``).
-
-    Raises:
-        UserError: naming the line and field of the first thing wrong.
-    """
+    """The problems of a JSONL file (the first ``limit``)."""
     return read_lines(path, limit, _problem, lambda problem: problem.id, _ADVICE)
 
 
@@ -40,24 +37,18 @@ def read_lines(
     identity: Callable[[Item], str],
     advice: str,
 ) -> list[Item]:
-    """All items of a file of JSON objects (the first ``limit``), one a line, no identity twice.
+    """The items of a file of JSON objects (the first ``limit``), no identity twice.
 
     Args:
-        path: the file.
-        limit: None reads all.
-        parse: makes an item of an object; its second argument names the position of the object.
-        identity: of an item.
+        parse: object and position to item.
         advice: what a line should look like.
-
-    Raises:
-        UserError: naming the line of the first thing wrong.
     """
     if not path.is_file():
         raise UserError("no such data file", value=str(path), expected="a file of JSON lines", advice=advice)
     items: list[Item] = []
     seen: dict[str, int] = {}
     with path.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
+        for number, line in enumerate(limited_lines(stream, path), start=1):
             if limit is not None and len(items) == limit:
                 break
             if not line.strip():
@@ -83,19 +74,15 @@ HALF = "a text holds half of a character, which no file can hold as UTF-8"
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The fields of an object of JSON, as ``object_pairs_hook``.
-
-    Raises:
-        ValueError: one of them stands there twice.
-    """
+    """Refuses a repeated field, as ``object_pairs_hook``."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise ValueError(f"field {repeated(name for name, _ in pairs)} stands there twice")
+        raise ValueError(f"field {first_repeated(name for name, _ in pairs)} stands there twice")
     return fields
 
 
-def repeated(names: Iterable[str]) -> str | None:
-    """The first name that stands in a list twice; None where none does."""
+def first_repeated(names: Iterable[str]) -> str | None:
+    """The first repeated name, or None."""
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
@@ -114,11 +101,6 @@ def _object(line: bytes, where: str, advice: str) -> dict[str, Any]:
 
 
 def text_field(row: dict[str, Any], field: str, where: str, advice: str, *, empty: bool = False) -> str:
-    """A field that holds a text.
-
-    Raises:
-        UserError: it is missing, no text, or empty where that is not allowed.
-    """
     if field not in row:
         guess = nearest(field, row)
         expected = f"{field}; the nearest there is {guess}" if guess else field
@@ -148,11 +130,6 @@ def _gold(row: dict[str, Any], where: str) -> Gold:
 
 
 def problem_of_line(line: bytes, where: str) -> Problem:
-    """The problem of one line.
-
-    Raises:
-        UserError: naming ``where`` and the field of the first thing wrong.
-    """
     return _problem(_object(line, where, _ADVICE), where)
 
 
@@ -169,11 +146,6 @@ _EXAMPLE = 'each line is one object such as {"id": "e-1", "problem": "What is 1+
 
 
 def read_examples(path: Path) -> list[SolvedProblem]:
-    """All examples of a JSONL file.
-
-    Raises:
-        UserError: naming the line and field of the first thing wrong.
-    """
     return read_lines(path, None, _example, lambda example: example.id, _EXAMPLE)
 
 
@@ -181,12 +153,8 @@ def _example(row: dict[str, Any], where: str) -> SolvedProblem:
     return SolvedProblem(*(text_field(row, field, where, _EXAMPLE) for field in ("id", "problem", "solution")))
 
 
-def shown_before(problem: str, examples: Sequence[SolvedProblem], prompt: Prompt) -> list[SolvedProblem]:
-    """The examples that a prompt shows before a problem: the first ones that are not the problem itself.
-
-    Raises:
-        UserError: there are too few.
-    """
+def examples_before(problem: str, examples: Sequence[SolvedProblem], prompt: Prompt) -> list[SolvedProblem]:
+    """The first examples that are not the problem itself; refuses too few."""
     others = [example for example in examples if example.problem.strip() != problem.strip()]
     if len(others) < prompt.shots:
         raise UserError(
@@ -194,7 +162,7 @@ def shown_before(problem: str, examples: Sequence[SolvedProblem], prompt: Prompt
             value=len(others),
             where=prompt.examples,
             expected=f"at least {prompt.shots}",
-            advice=f"add examples to that file, or submit with --set prompt.shots={len(others)}",
+            advice=Advice("add examples to that file, or submit with --set prompt.shots={count}", count=len(others)),
         )
     return others[: prompt.shots]
 
@@ -205,22 +173,18 @@ def write_problems(path: Path, problems: Sequence[Problem]) -> None:
 
 
 def problem_lines(problems: Sequence[Problem]) -> str:
-    """Problems as JSON lines: the content of a data file."""
+    """The content of a data file."""
     lines = [json.dumps({f: getattr(p, f) for f in FIELDS}, ensure_ascii=False) for p in problems]
     return "\n".join(lines) + "\n"
 
 
-def left_out_file(path: Path) -> Path:
-    """Which problems were left out of a run's copy of the data, as their prompts are too long."""
+def omitted_file(path: Path) -> Path:
+    """Names problems left out of the run's data, as their prompts are too long."""
     return path.with_name(f"{path.stem}.left_out.json")
 
 
 def data_checksum(path: Path) -> str:
-    """SHA-256 of a run's file of problems.
-
-    Raises:
-        UnreadableError: it is not there, or is no file.
-    """
+    """SHA-256 of a run's file of problems."""
     if not path.is_file():
         raise UnreadableError(
             "the run's copy of its problems is not there",
@@ -233,29 +197,29 @@ def data_checksum(path: Path) -> str:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The problems that were left out of a file."""
+    """Problems left out of a file."""
 
     tokens: dict[str, Whole]
-    """The tokens of their prompts, by problem id."""
+    """Of their prompts, by problem id."""
 
 
-def left_out(path: Path) -> dict[str, int]:
-    """Tokens of the prompts of the problems that were left out of a file, by problem id."""
-    advice = f"rm -r {word(left_out_file(path))}: nothing but reports name these problems"
+def omitted_problems(path: Path) -> dict[str, int]:
+    """Prompt tokens of left out problems, by id."""
+    advice = Advice("rm -r {left_out_file}: nothing but reports name these problems", left_out_file=omitted_file(path))
     what = "the list of problems left out"
-    return read_if_there(left_out_file(path), LeftOut, what, LeftOut({}), advice=advice).tokens
+    return read_if_there(omitted_file(path), LeftOut, what, LeftOut({}), advice=advice).tokens
 
 
 def draw_problems(problems: Sequence[Problem], run_seed: int, iteration: int, count: int) -> list[Problem]:
-    """The problems of one iteration, see :func:`draw_indices`."""
+    """See :func:`draw_indices`."""
     return [problems[index] for index in draw_indices(len(problems), run_seed, iteration, count)]
 
 
 def draw_indices(size: int, run_seed: int, iteration: int, count: int) -> list[int]:
-    """Return the indices that one iteration takes of ``size`` items: a window over shuffled passes through them.
+    """One iteration's indices out of ``size``: a window over shuffled passes.
 
-    Every pass holds each item once, in an order of its own; a window that reaches past the end continues in the next
-    pass. Within one iteration no item comes twice, unless there are fewer than ``count``.
+    Each pass holds every item once; a window may reach into the next pass. No item comes twice in an iteration, unless
+    there are fewer than ``count``.
     """
     places = [divmod(position, size) for position in range(iteration * count, (iteration + 1) * count)]
     orders = {epoch: _order(size, run_seed, epoch, count) for epoch in {epoch for epoch, _ in places}}
@@ -263,28 +227,26 @@ def draw_indices(size: int, run_seed: int, iteration: int, count: int) -> list[i
 
 
 def _order(size: int, run_seed: int, epoch: int, count: int) -> list[int]:
-    """The order of a pass. Where it begins within a window, its first items are none of those that the window has from
-    the end of the pass before; the others follow in their order.
-    """
+    """The order of a pass. If it begins inside a window, its first items avoid those that the window has already."""
     if count > size:
-        return _shuffled(size, run_seed, epoch)
+        return _shuffle_order(size, run_seed, epoch)
     # The end of a pass of two windows does not depend on its beginning; else every so many passes begin with a window.
     first = epoch - 1 if size >= 2 * count else epoch - epoch % (count // math.gcd(size, count))
     order: list[int] = []
     for number in range(max(0, first), epoch + 1):
         before = {*order[size - number * size % count :]} if order else set[int]()
-        shuffled = _shuffled(size, run_seed, number)
+        shuffled = _shuffle_order(size, run_seed, number)
         first_items = dict.fromkeys(islice((item for item in shuffled if item not in before), count - len(before)))
         order = [*first_items, *(item for item in shuffled if item not in first_items)] if before else shuffled
     return order
 
 
-def _shuffled(size: int, run_seed: int, epoch: int) -> list[int]:
+def _shuffle_order(size: int, run_seed: int, epoch: int) -> list[int]:
     order = list(range(size))
     random.Random(derive_seed(run_seed, "epoch", epoch)).shuffle(order)
     return order
 
 
 def share(items: Sequence[Item], shard: int, shards: int) -> list[Item]:
-    """Return the part of one shard: every ``shards``-th problem or position, so that parts differ by one at most."""
+    """Every ``shards``-th item: parts differ by one at most."""
     return list(items[shard::shards])

@@ -1,6 +1,4 @@
-"""How processes are started and ended. Each ends with the one that started it: no task, server or grader outlives the
-process that needs it.
-"""
+"""Starts and ends processes, so that no task, server or grader outlives the process that needs it."""
 
 import ctypes
 import fcntl
@@ -8,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
@@ -20,23 +19,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Kill this process when the thread that started it ends; to be called in the child.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Kill this process when the thread that started it ends; call it in the child."""
     signal_at_parent_end(signal.SIGKILL)
     if os.getppid() == 1:  # the parent died before the request reached the kernel
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def signal_at_parent_end(number: signal.Signals) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends, also if SIGKILL ended it.
+    """Have the kernel signal this process when the thread that started it ends, even by SIGKILL.
 
-    The caller checks afterwards that its parent still is the one it expects: it may have died before this call.
-
-    Raises:
-        OSError: the kernel refuses.
+    The caller then checks its parent, which may have died before this call.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, number) != 0:
@@ -44,11 +36,10 @@ def signal_at_parent_end(number: signal.Signals) -> None:
 
 
 def die_with_pool_owner() -> None:
-    """Kill this worker of a multiprocessing pool when the process that owns the pool ends.
+    """Kill this worker of a multiprocessing pool when the pool's owner ends.
 
-    The kernel's parent of a worker is the fork server, so ``signal_at_parent_end`` would watch the wrong process. The
-    pipe that multiprocessing keeps open for the owner is asked for SIGIO instead: its end of file kills, even inside a
-    long multiplication of big integers.
+    A worker's kernel parent is the fork server, the wrong process for ``signal_at_parent_end``. Instead the owner's
+    pipe sends SIGIO: its end of file kills, even inside a long multiplication.
 
     Raises:
         RuntimeError: multiprocessing did not start this process.
@@ -64,10 +55,9 @@ def die_with_pool_owner() -> None:
 
 
 @contextmanager
-def loading() -> Iterator[None]:
-    """Load the large libraries of a process in this block. They make millions of objects that stay, and Python's
-    collector of unused objects would look at all of them again and again, which takes a third of the time to load vLLM,
-    and once more when the process ends. So it does not run in the block, and leaves out later what was made by then.
+def pause_collector() -> Iterator[None]:
+    """Load large libraries with garbage collection off, and leave their millions of lasting objects out of it later:
+    collecting takes a third of vLLM's loading time.
     """
     gc.disable()
     try:
@@ -82,40 +72,51 @@ def loading() -> Iterator[None]:
 
 
 def import_path() -> dict[str, str]:
-    """The environment variables with which a child imports the package from where this process has it, and nothing from
-    the folder that the command was typed in, which may be another user's.
+    """Variables with which a child imports this package, and nothing from the current folder, which may be another
+    user's.
     """
     mine, given = str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": os.pathsep.join([mine, given] if given else [mine]), "PYTHONSAFEPATH": "1"}
 
 
-def started(words: Sequence[str], log: Path, environment: Mapping[str, str], *, leads: bool = False) -> Popen[bytes]:
-    """Start a process that writes to the end of a log, whose folder a user may have removed.
+def forget_other_pythons() -> None:
+    """Drop PYTHONHOME and foreign folders of PYTHONPATH, set by a shell or site module, from this process and its
+    children: their packages would come first.
+    """
+    os.environ.pop("PYTHONHOME", None)
+    named = [place for place in os.environ.pop("PYTHONPATH", "").split(os.pathsep) if place]
+    kept = [place for place in named if Path(place, "mrt_hpc").is_dir()]
+    if kept:
+        os.environ["PYTHONPATH"] = os.pathsep.join(kept)
+    dropped = {os.path.normpath(place) for place in named} - {os.path.normpath(place) for place in kept}
+    sys.path[:] = [place for place in sys.path if os.path.normpath(place) not in dropped]
+
+
+def start_process(
+    words: Sequence[str], log: Path, environment: Mapping[str, str], *, leads: bool = False
+) -> Popen[bytes]:
+    """Start a process that appends to a log, whose folder a user may have removed.
 
     Args:
-        words: of its command.
-        log: its output and its errors.
-        environment: all of its variables.
-        leads: whether it is the first of a session of its own, so that a signal reaches it with all its children.
+        environment: all variables.
+        leads: a new session, so that signals reach its children too.
     """
     make_folder(log.parent)
     with log.open("ab") as out:
         return Popen(words, env=environment, stdin=DEVNULL, stdout=out, stderr=STDOUT, start_new_session=leads)
 
 
-def finished(
+def run_program(
     words: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> CompletedProcess[str]:
-    """Run another program, which reads nothing, to its end. What it prints may be text in any encoding.
+    """Run a program without input to its end. Its output may have any encoding.
 
     Args:
-        words: of its command.
-        timeout_s: seconds after which it is killed.
-        environment: all of its variables; None for those of this process.
+        timeout_s: until it is killed.
+        environment: all variables; None for this process's.
 
     Raises:
-        OSError: it cannot be started.
-        TimeoutExpired: it did not end in time.
+        OSError, TimeoutExpired: not started, or not ended in time.
     """
     return run(
         words, env=environment, stdin=DEVNULL, capture_output=True, encoding="utf-8", errors="replace",
@@ -124,7 +125,7 @@ def finished(
 
 
 def end_or_kill(process: Popen[bytes], seconds: float) -> None:
-    """Wait for the end of a process that was asked to end, and kill it where that takes longer."""
+    """Wait for a process that was asked to end; kill it after ``seconds``."""
     try:
         process.wait(seconds)
     except TimeoutExpired:

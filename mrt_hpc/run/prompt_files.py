@@ -1,5 +1,5 @@
-"""The files that prompts name: chat templates, and solved examples. A run keeps its own copies beside its data, so that
-a file that is changed later changes nothing in it, and a container need not bind the folder of the original.
+"""The files that prompts name: chat templates and solved examples. A run keeps copies, so that later changes do not
+affect it and containers need not bind the originals' folder.
 """
 
 import hashlib
@@ -13,11 +13,10 @@ from mrt_hpc.run.atomic import checksum, write_bytes
 from mrt_hpc.run.layout import RunLayout
 
 PROMPT_FIELDS = ("chat_template", "examples")
-"""The fields of a prompt that name a file."""
 
 
 def prompt_files(recipe: Experiment) -> dict[str, Path]:
-    """The files that the prompts of a recipe name, by the dotted name of the field."""
+    """The files by dotted field."""
     named = {"prompt": recipe.prompt, "evaluation.prompt": recipe.evaluation.prompt}
     named |= {f"evaluation.benchmarks.{n}.prompt": b.prompt for n, b in enumerate(recipe.evaluation.benchmarks)}
     return {
@@ -29,24 +28,24 @@ def prompt_files(recipe: Experiment) -> dict[str, Path]:
 
 
 def files_of(prompt: Prompt) -> dict[str, Path]:
-    """The files that one prompt names, by the name of the field."""
+    """The files by field."""
     return {field: Path(path) for field in PROMPT_FIELDS if (path := getattr(prompt, field)) is not None}
 
 
 def copy_of(layout: RunLayout, path: Path) -> Path:
-    """The place of the run's copy of a file that a prompt names."""
+    """The place of the run's copy."""
     return layout.prompt_files / f"{hashlib.sha256(str(path).encode()).hexdigest()[:12]}-{path.name}"
 
 
 def keep_prompt_files(layout: RunLayout, recipe: Experiment) -> None:
-    """Copy the files that the prompts name into the run, where it has no copy."""
+    """Copy them into the run, where there is no copy."""
     for path in prompt_files(recipe).values():
         if not (kept := copy_of(layout, path)).exists():
             write_bytes(kept, path.read_bytes())
 
 
 def changed_prompt_files(layout: RunLayout, recipe: Experiment) -> Iterator[Path]:
-    """The files that have changed since the run copied them."""
+    """Those changed since the run copied them."""
     for path in dict.fromkeys(prompt_files(recipe).values()):
         kept = copy_of(layout, path)
         if kept.exists() and path.exists() and kept.read_bytes() != path.read_bytes():
@@ -54,40 +53,31 @@ def changed_prompt_files(layout: RunLayout, recipe: Experiment) -> Iterator[Path
 
 
 def prompt_contents(layout: RunLayout, prompt: Prompt) -> dict[str, str]:
-    """The checksums of the files that a prompt names, by the name of the field: of the run's copies, or before they are
-    made, of the files themselves. A file that is gone stands with its path.
+    """Checksums by field, of the run's copies or, before those exist, of the originals. A missing file stands with its
+    path.
     """
     contents = {field: _there(layout, path) for field, path in files_of(prompt).items()}
     return {field: checksum(path) if path.is_file() else str(path) for field, path in contents.items()}
 
 
 def _there(layout: RunLayout, path: Path) -> Path:
-    """The run's copy of a file that a prompt names; the path itself where it is the copy, or where none is made yet."""
+    """The run's copy; the path itself where it is the copy, or none exists."""
     kept = copy_of(layout, path)
     return kept if kept.exists() else path
 
 
 def read_experiment(layout: RunLayout, *, trust: bool = False) -> Experiment:
-    """The recipe of a run, whose prompts name the run's own copies of their files.
-
-    Args:
-        layout: the run directory.
-        trust: see :func:`mrt_hpc.recipe.lock.read_lock`.
-
-    Raises:
-        UserError: the lock was damaged, or written by another version of the schema.
-    """
+    """A run's recipe, with the run's own copies of prompt files."""
     recipe = read_lock(layout.recipe_lock, trust=trust)
 
     def own(prompt: Prompt) -> Prompt:
         places = {field: str(_there(layout, path)) for field, path in files_of(prompt).items()}
         return prompt.model_copy(update=places)
 
-    return _with_prompts(recipe, own)
+    return _change_prompts(recipe, own)
 
 
-def _with_prompts(recipe: Experiment, changed: Callable[[Prompt], Prompt]) -> Experiment:
-    """The recipe with each of its prompts changed."""
+def _change_prompts(recipe: Experiment, changed: Callable[[Prompt], Prompt]) -> Experiment:
     how = recipe.evaluation
     benchmarks = tuple(
         b if b.prompt is None else b.model_copy(update={"prompt": changed(b.prompt)}) for b in how.benchmarks

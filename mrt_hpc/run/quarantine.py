@@ -1,5 +1,5 @@
-"""Moves files to set_aside/ that are damaged, or newer than the checkpoint that the trainer resumed from, so that they
-never mix with the run's results.
+"""Moves damaged files, and those newer than the checkpoint resumed from, to set_aside/, so that they never mix with
+results.
 """
 
 import shutil
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mrt_hpc.run.archive import iterations_begun
-from mrt_hpc.run.atomic import is_temporary, make_folder, moved, sync_directory, write_text
+from mrt_hpc.run.atomic import is_temporary, make_folder, move_path, sync_directory, write_text
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, read_manifest
-from mrt_hpc.run.retries import list_directory, retrying
+from mrt_hpc.run.retries import list_directory, retry_action
 
 
 def younger_than(layout: RunLayout, iteration: int) -> list[Path]:
-    """Checkpoints, weights versions, metrics and skipped steps younger than the state after ``iteration`` updates.
+    """Checkpoints, weights, metrics and skipped steps after ``iteration`` updates.
 
-    Rollouts stay, because they are complete and training uses them again.
+    Rollouts stay: they are complete, and training uses them again.
     """
     checkpoints = [p for p in list_directory(layout.checkpoints) if (layout.step_of(p) or 0) > iteration]
     versions = [p for p in list_directory(layout.weights) if (layout.version_of(p) or 0) > iteration]
@@ -26,39 +26,31 @@ def younger_than(layout: RunLayout, iteration: int) -> list[Path]:
     return [*checkpoints, *versions, *metrics, *skipped]
 
 
-def evaluated_with_others(layout: RunLayout, version: int, digest: str) -> list[Path]:
-    """Return the evaluations of an earlier copy of a weights version: shards that other weights sampled, and the
-    summary beside them. A version that is computed again is the same to the bit on few machines only.
-
-    Args:
-        layout: the run directory.
-        version: its number.
-        digest: its current digest.
+def foreign_evaluations(layout: RunLayout, version: int, digest: str) -> list[Path]:
+    """Evaluations (shards and summary) by weights of another ``digest`` than the version's current one. A recomputed
+    version is rarely the same to the bit.
     """
     stale: list[Path] = []
     for benchmark in list_directory(layout.evaluations(version)):
         shards = [path for path in list_directory(benchmark) if path.is_dir() and not is_temporary(path)]
-        others = [path for path in shards if _sampled_by(path) not in (digest, None)]
+        others = [path for path in shards if _weights_of_shard(path) not in (digest, None)]
         summary = layout.evaluation_summary(version, benchmark.name)
         stale += [*others, *([summary] if others and summary.exists() else [])]
     return stale
 
 
-def _sampled_by(shard: Path) -> str | None:
-    """The digest of the weights that sampled a shard; None if the shard does not name it, as for a damaged one."""
+def _weights_of_shard(shard: Path) -> str | None:
+    """None where the shard, perhaps damaged, does not say."""
     try:
-        return str(retrying(lambda: read_manifest(shard), f"reading {shard}").about["weights"])
+        return str(retry_action(lambda: read_manifest(shard), f"reading {shard}").about["weights"])
     except (DamagedError, KeyError):
         return None
 
 
 def set_aside(layout: RunLayout, paths: Sequence[Path], reason: str) -> list[Path]:
-    """Move files and directories of a run away, the reason beside them.
+    """Move files and directories away with a reason; returns their new paths.
 
-    A file that another task has moved in the meantime is skipped.
-
-    Returns:
-        Their new paths.
+    Files that another task has moved are skipped.
     """
     if not paths:
         return []
@@ -66,7 +58,7 @@ def set_aside(layout: RunLayout, paths: Sequence[Path], reason: str) -> list[Pat
     make_folder(target)
     write_text(target / "REASON", reason + "\n")
     names = {path: "-".join(path.relative_to(layout.root).parts) for path in paths}
-    places = [to for path, name in names.items() if (to := moved(path, target / name)) is not None]
+    places = [to for path, name in names.items() if (to := move_path(path, target / name)) is not None]
     if not places:
         shutil.rmtree(target)
     for parent in {path.parent for path in paths}:

@@ -3,14 +3,13 @@
 import hashlib
 
 SEED_BITS = 31
-"""Seeds fit a signed 32-bit integer, which every sampler and generator of the stack takes."""
+"""Fits a signed 32-bit integer, which all samplers and generators take."""
 
 
 def derive_seed(run_seed: int, *parts: int | str) -> int:
     """The seed of one draw, e.g. ``derive_seed(seed, "rollout", iteration, problem_id, sample)``.
 
-    Two different lists of parts give independent seeds; the same list gives the same seed on every machine and Python
-    version.
+    Different parts give independent seeds; equal parts the same on every machine and Python.
     """
     text = "\x1f".join([str(run_seed), *(f"{type(part).__name__}:{part}" for part in parts)])
     digest = hashlib.sha256(text.encode()).digest()

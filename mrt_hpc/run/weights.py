@@ -1,60 +1,67 @@
 """Weights versions: directories that are complete or absent. A version is its number and its digest.
 
-Most are Hugging Face directories. Where the recipe asks for deltas, a version between two full ones holds only what has
-changed since the version before, its base (:mod:`mrt_hpc.run.weights_delta`).
+Most are Hugging Face directories. Where the recipe asks for deltas, a version between two full ones holds only the
+changes since its base (:mod:`mrt_hpc.run.weights_delta`).
 """
 
+import errno
 import hashlib
 import logging
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.kinds import AlgorithmSettings
+from mrt_hpc.recipe.model_files import NEEDED
+from mrt_hpc.recipe.ownership import descriptor_path, file_of_model, look_at_descriptor, look_at_path
 from mrt_hpc.recipe.schema import Experiment, Recipe
+from mrt_hpc.run.access import is_open_to_group
 from mrt_hpc.run.atomic import remove_whole, write_json
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.manifest import DamagedError, commit_whole, read_manifest
-from mrt_hpc.run.retries import list_directory, retrying
+from mrt_hpc.run.manifest import MANIFEST, DamagedError, commit_whole, read_manifest
+from mrt_hpc.run.retries import list_directory, retry_action
 from mrt_hpc.run.typed_file import UnreadableError, read_typed
 
 DELTA, CHANGES = "delta.json", "changes.bin"
-"""The files of a version that is a delta: its index, and what has changed."""
+"""The files of a delta: its index, and its changes."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """One complete weights version. The digest distinguishes it from one of the same number that was set aside."""
+    """One complete weights version. The digest tells it from one of the same number that was set aside."""
 
     version: int
     digest: str
-    """The digest of the version as it is published."""
+    """As published."""
     directory: Path
-    """A whole model: the published directory; for a delta the place where it was put together."""
+    """A whole model: the published directory; for a delta, where it was put together."""
 
 
 def publish(layout: RunLayout, version: int, write: Callable[[Path], None], **about: Any) -> bool:
     """Write a weights version with ``write(directory)`` and commit it whole.
 
     Returns:
-        False when this version was there already (what was written is dropped).
+        False when the version was there already; the new one is then dropped.
     """
     return commit_whole(layout.weights_version(version), write, version=version, **about)
 
 
 def published_versions(layout: RunLayout) -> list[int]:
-    """All complete weights versions, ascending."""
+    """Complete weights versions, ascending."""
     versions = map(layout.version_of, list_directory(layout.weights))
     return sorted(v for v in versions if v is not None)
 
 
 def published_digest(layout: RunLayout, version: int) -> str | None:
-    """The digest of a weights version as it is published; None where it is missing or damaged."""
+    """The published digest of a version; None where it is missing or damaged."""
     try:
         return read_manifest(layout.weights_version(version)).digest
     except DamagedError:
@@ -62,21 +69,17 @@ def published_digest(layout: RunLayout, version: int) -> str | None:
 
 
 def is_delta(directory: Path) -> bool:
-    """Whether a weights version was published as a delta, which is no model by itself."""
+    """Whether a version was published as a delta, which is no model by itself."""
     return (directory / DELTA).is_file()
 
 
 def full_versions(layout: RunLayout) -> list[int]:
-    """The complete weights versions that are whole models, ascending."""
+    """Complete versions that are whole models, ascending."""
     return [version for version in published_versions(layout) if not is_delta(layout.weights_version(version))]
 
 
 def refuse_delta(directory: Path) -> None:
-    """Refuse the directory of a weights version that is no whole model.
-
-    Raises:
-        UserError: it was published as a delta.
-    """
+    """Refuse a weights version that is no whole model."""
     if is_delta(directory):
         full = [path.name for path in list_directory(directory.parent, "v*") if not is_delta(path)]
         raise UserError(
@@ -87,8 +90,8 @@ def refuse_delta(directory: Path) -> None:
         )
 
 
-def with_bases(layout: RunLayout, versions: Iterable[int]) -> set[int]:
-    """These weights versions, and all that those of them that are deltas were made of."""
+def add_bases(layout: RunLayout, versions: Iterable[int]) -> set[int]:
+    """These weights versions and, for deltas, all that they build on."""
     versions_needed: set[int] = set()
     left = set(versions)
     while left:
@@ -99,9 +102,7 @@ def with_bases(layout: RunLayout, versions: Iterable[int]) -> set[int]:
 
 
 def _base_of(directory: Path) -> set[int]:
-    """The number of the version that a delta was made of; none for a full version, and for a damaged one, which cannot
-    be put together.
-    """
+    """The base of a delta; none for a full version, and for a damaged one."""
     if not is_delta(directory):
         return set()
     try:
@@ -111,29 +112,42 @@ def _base_of(directory: Path) -> set[int]:
 
 
 def take_over(source: Path, directory: Path, *, without: Iterable[str] = ()) -> None:
-    """Take the files of a model directory over by hard links where the filesystem allows it, by copies elsewhere.
+    """Take over the needed files of a model directory: by hard links where the files are this user's alone and the
+    filesystem allows it, else by copies.
 
-    The links are safe: nothing in a run writes to a weights version, and replacing a file elsewhere leaves the link as
-    it was.
+    The links are safe: nothing in a run writes to a weights version, and replacing a file elsewhere leaves the link.
+    Files that the run's readers may not read are copied.
 
     Args:
-        source: the model directory.
-        directory: where they go, which is there.
-        without: names of files that stay behind, as hidden files do.
+        directory: exists already.
+        without: names of files to leave out.
     """
-    for file in sorted(p for p in source.iterdir() if p.is_file() and not p.name.startswith(".")):
-        if file.name in without:
-            continue
-        real = file.resolve()
-        try:
-            os.link(real, directory / file.name)
-        except OSError:  # another filesystem, or one without hard links
-            shutil.copy2(real, directory / file.name)
+    for name in sorted({*_needed_files(source)} - {*without}):
+        with file_of_model(source, name) as descriptor:
+            found, place = look_at_descriptor(descriptor), directory / name
+            if not stat.S_ISREG(found.status.st_mode):
+                continue
+            is_mine = found.status.st_uid == os.geteuid() and not found.is_written_by_others
+            if is_mine and (found.status.st_mode & stat.S_IRGRP or not is_open_to_group(directory)):
+                with suppress(OSError):  # another filesystem, or one without hard links
+                    # a descriptor is named, without which the system call does not follow the path to the file
+                    os.link(descriptor_path(descriptor), place, src_dir_fd=descriptor)
+            if not place.exists():
+                shutil.copyfile(descriptor_path(descriptor), place)
+
+
+def _needed_files(source: Path) -> list[str]:
+    """The files of the manifest, or without one those that serving and training need."""
+    names = [entry.name for entry in os.scandir(source) if not entry.name.startswith(".")]
+    if MANIFEST in names:
+        listed = {MANIFEST, *read_manifest(source, anywhere=True).files}
+        return [name for name in names if name in listed]
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in NEEDED)]
 
 
 def prune(layout: RunLayout, keep: Iterable[int]) -> list[int]:
-    """Remove every version not in ``keep``. Each is renamed first, so that no reader finds a part of a version; and the
-    newest goes first, so that none finds a delta without its base.
+    """Remove every version not in ``keep``. Each is renamed first, so that no reader finds a part; the newest goes
+    first, so that no reader finds a delta without its base.
     """
     kept = set(keep)
     removed = [v for v in published_versions(layout) if v not in kept]
@@ -157,39 +171,33 @@ _PIN = re.compile(r"v(\d{6})\.[0-9a-f]{16}\.json")
 
 @dataclass(frozen=True)
 class Pin:
-    """What an evaluation keeps a weights version for."""
+    """Why an evaluation keeps a weights version."""
 
     evaluation: Path
-    """Its directory."""
     folder: int
     """The inode of the folder that holds this directory."""
 
 
 def pin(run: RunLayout, version: int, evaluation: RunLayout) -> None:
-    """Keep a weights version of a run for an evaluation. A pin that is there already is written again.
-
-    Args:
-        run: the training run.
-        version: of its weights; it may be published later.
-        evaluation: the directory of the evaluation, which must exist.
-
-    Raises:
-        OSError: this user may not write to the run.
+    """Keep a version, published or not yet, of a run for the directory of an evaluation; a pin that exists is
+    rewritten.
     """
+    if look_at_path(run.root).status.st_uid != os.geteuid():
+        raise PermissionError(errno.EACCES, "the run belongs to another user", str(run.root))
     root = evaluation.root.resolve()
     content = {"evaluation": str(root), "folder": root.parent.stat().st_ino}
     write_json(_file(run, version, evaluation), content)
 
 
 def release(recipe: Experiment, evaluation: RunLayout) -> list[str]:
-    """Remove all pins of an evaluation, and return the names of the models that were pinned. One that cannot be removed
-    stays: nothing but room on the disk depends on it.
+    """Remove all pins of an evaluation; returns the names of the pinned models. A pin that cannot be removed stays, and
+    costs only disk space.
     """
-    return [recipe.models[i].name for i, run, version in of_runs(recipe) if _is_removed(run, version, evaluation)]
+    return [recipe.models[i].name for i, run, version in run_models(recipe) if _is_removed(run, version, evaluation)]
 
 
-def of_runs(recipe: Experiment) -> list[tuple[int, RunLayout, int]]:
-    """The models of an evaluation that are weights versions of runs: the number of the model, its run and version."""
+def run_models(recipe: Experiment) -> list[tuple[int, RunLayout, int]]:
+    """The models of an evaluation that are weights versions of runs: model number, run and version."""
     return [
         (number, RunLayout(Path(model.run)), model.version)
         for number, model in enumerate(recipe.models)
@@ -199,7 +207,7 @@ def of_runs(recipe: Experiment) -> list[tuple[int, RunLayout, int]]:
 
 def _is_removed(run: RunLayout, version: int, evaluation: RunLayout) -> bool:
     try:
-        retrying(_file(run, version, evaluation).unlink, "removing a pin")
+        retry_action(_file(run, version, evaluation).unlink, "removing a pin")
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -209,22 +217,20 @@ def _is_removed(run: RunLayout, version: int, evaluation: RunLayout) -> bool:
 
 
 def pinned_versions(run: RunLayout) -> set[int]:
-    """The weights versions of a run that evaluations still want, also those that are not published yet."""
+    """The versions of a run that evaluations still want, also unpublished ones."""
     pins = [(path, _PIN.fullmatch(path.name)) for path in list_directory(run.pins)]
     return {int(match[1]) for path, match in pins if match and not _is_abandoned(path)}
 
 
 def _file(run: RunLayout, version: int, evaluation: RunLayout) -> Path:
-    """The file of a pin. Its name follows from the evaluation's own key: a path has several spellings, and another one
-    in a container, and the digest reveals nothing of the key.
-    """
+    """The file of a pin, named by the evaluation's own key: a path has several spellings, others in containers."""
     key = (evaluation.secrets / "server_key").read_bytes()
     return run.pins / f"v{version:06d}.{hashlib.sha256(key).hexdigest()[:16]}.json"
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether the directory of the evaluation was removed. That is certain only where the folder that held it is seen:
-    in a container of the trainer another folder may stand at its place. In doubt the pin counts.
+    """Whether the evaluation's directory was removed. Only certain where the folder that held it is visible (a
+    container may have another there); in doubt the pin counts.
     """
     try:
         pin = read_typed(path, Pin, "a pin", advice="nothing: it counts")
@@ -238,27 +244,26 @@ def _is_abandoned(path: Path) -> bool:
 
 
 def needed_versions(layout: RunLayout, recipe: Recipe, version: int) -> set[int]:
-    """The weights versions that must stay once a version is published: those that the recipe needs, those that were
-    evaluated, those that evaluations on their own have yet to take over, and those that deltas among them were made of.
-    Once the last version is there, no task loads an earlier delta any more, and a delta is no model by itself.
+    """The versions that must stay once ``version`` is published: those that the recipe, finished or pending
+    evaluations, or deltas need. After the last version no task loads an earlier delta.
     """
     kept = kept_versions(recipe, version)
     if version == recipe.schedule.iterations:
         kept = {old for old in kept if not is_delta(layout.weights_version(old))}
-    return with_bases(layout, kept | evaluated(layout) | pinned_versions(layout))
+    return add_bases(layout, kept | versions_with_evaluations(layout) | pinned_versions(layout))
 
 
 def kept_versions(recipe: Recipe, version: int) -> set[int]:
-    """The weights versions that the recipe needs: the newest few, the first, all that the schedule evaluates, and all
-    that sample traces, as a damaged collection is sampled with them again.
+    """The versions that the recipe needs: the newest few, the first, all that the schedule evaluates, and all that
+    sample traces, as a damaged collection is sampled again.
     """
     newest = range(version - recipe.training.keep_weights + 1, version + 1)
-    return {*newest, *_lasting(recipe)}
+    return {*newest, *_lasting_versions(recipe)}
 
 
-def _lasting(recipe: Recipe) -> set[int]:
-    """The weights versions that are models of their own to the run, also when it has ended. Those that sample traces
-    are not known where the algorithm was not imported: they count as versions that may go.
+def _lasting_versions(recipe: Recipe) -> set[int]:
+    """The versions that are whole models to the end of the run. Those that sample traces are unknown where the
+    algorithm was not imported: they may go.
     """
     algorithm = recipe.algorithm
     known = isinstance(algorithm, AlgorithmSettings)
@@ -267,31 +272,29 @@ def _lasting(recipe: Recipe) -> set[int]:
 
 
 def stays(layout: RunLayout, recipe: Recipe, version: int) -> bool:
-    """Whether a weights version is never removed, also without a pin, and is a whole model."""
-    kept = kept_versions(recipe, recipe.schedule.iterations) | evaluated(layout)
+    """Whether a version is a whole model and is never removed, even without a pin."""
+    kept = kept_versions(recipe, recipe.schedule.iterations) | versions_with_evaluations(layout)
     return version in kept and is_in_full(layout, recipe, version)
 
 
 def is_in_full(layout: RunLayout, recipe: Recipe, version: int) -> bool:
-    """Whether a weights version is published as a whole model even without a pin: every so many, those at the end of a
-    segment, where other tasks begin, and all that are evaluated or sample traces.
+    """Whether a version is published as a whole model even without a pin: every so many, those at the end of a segment,
+    and all that are evaluated or sample traces.
     """
     if version % recipe.training.full_weights_every == 0:
         return True
     ends_segment = version % recipe.schedule.iterations_per_job == 0 or version == recipe.schedule.iterations
-    return ends_segment or version in _lasting(recipe) or layout.evaluations(version).exists()
+    return ends_segment or version in _lasting_versions(recipe) or layout.evaluations(version).exists()
 
 
-def evaluated(layout: RunLayout) -> set[int]:
-    """The weights versions that were evaluated, also those that an earlier recipe of the run has asked for: with other
-    settings they may be asked for again.
-    """
+def versions_with_evaluations(layout: RunLayout) -> set[int]:
+    """The evaluated versions, also by an earlier recipe of the run: they may be asked for again."""
     return {version for version in published_versions(layout) if layout.evaluations(version).exists()}
 
 
 def prune_weights(layout: RunLayout, recipe: Recipe, version: int) -> list[int]:
-    """Remove the weights versions that are not needed any more once ``version`` is published, and return them. Later
-    ones stay: they are the work of an attempt that has taken this one for lost.
+    """Remove and return the versions not needed any more once ``version`` is published. Later ones stay: they are the
+    work of an attempt that took this one for lost.
     """
     later = {published for published in published_versions(layout) if published > version}
     return prune(layout, needed_versions(layout, recipe, version) | later)

@@ -1,8 +1,7 @@
-"""Weights versions that are published as deltas: what has changed in each tensor since the version before, to the bit.
+"""Weights versions published as deltas: the exact changes of each tensor since the version before.
 
-The folder of a delta holds its changes and names its base, the version that it was made of, by number and digest. A
-task puts the version together: it starts with a whole model, applies the deltas that follow one after the other, and
-compares the result with a checksum of all tensors, which the trainer took of what it holds.
+A delta's folder holds its changes and names its base by number and digest. A task starts with a whole model, applies
+the deltas in order, and compares the result with the trainer's checksum of all tensors.
 """
 
 import hashlib
@@ -38,40 +37,32 @@ from mrt_hpc.run.weights import CHANGES, DELTA, is_delta
 
 CODEC = "zstd"
 LEVEL = 1
-"""The level of compression: higher ones gain a few per cent and take several times as long."""
+"""Higher levels gain a few per cent and take several times as long."""
 UNSIGNED: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
-"""The unsigned whole numbers by their width in bytes."""
 
 
 @dataclass(frozen=True)
 class BitChanges:
-    """The elements of an array that have changed."""
+    """The changed elements of an array."""
 
     count: int
-    """How many."""
     gap_width: int
-    """Bytes of a gap between two changed positions before compression: 1, 2, 4 or 8."""
+    """Bytes of a gap before compression: 1, 2, 4 or 8."""
     gaps: bytes
-    """Compressed: for each changed element, the number of unchanged ones between it and the changed one before."""
+    """Compressed: the number of unchanged elements before each changed one."""
     differences: bytes
-    """Compressed: for each changed element, how much its bits changed as a whole number."""
+    """Compressed: each element's change of bits, as a whole number."""
 
     @property
     def size(self) -> int:
-        """Bytes."""
         return len(self.gaps) + len(self.differences)
 
 
 def bit_changes(old: Bytes, new: Bytes, width: int) -> BitChanges | None:
-    """What makes ``new`` of ``old``; None where they are equal.
-
-    Args:
-        old: [bytes] before.
-        new: [bytes] now.
-        width: bytes of an element: 1, 2, 4 or 8.
+    """The changes from ``old`` to ``new``, both [bytes] with ``width`` bytes an element; None where they are equal.
 
     Raises:
-        ValueError: the two have different lengths, or not a whole number of elements.
+        ValueError: different lengths, or not a whole number of elements.
     """
     if len(old) != len(new):
         raise ValueError(f"{len(old)} bytes and {len(new)} bytes cannot be compared")
@@ -81,53 +72,38 @@ def bit_changes(old: Bytes, new: Bytes, width: int) -> BitChanges | None:
         return None
     gaps = np.diff(positions, prepend=-1) - 1
     gap_width = next(w for w in UNSIGNED if int(gaps.max()) < 256**w)
-    packed = _packed(gaps.astype(UNSIGNED[gap_width]))
-    return BitChanges(len(positions), gap_width, packed, _packed(_folded(now[positions] - before[positions])))
+    packed = _pack_bytes(gaps.astype(UNSIGNED[gap_width]))
+    return BitChanges(len(positions), gap_width, packed, _pack_bytes(_fold_signs(now[positions] - before[positions])))
 
 
 def apply_changes(array: Bytes, changes: BitChanges, width: int) -> None:
-    """Make the new bytes of the old ones, in their place.
-
-    Args:
-        array: [bytes] those before the change; afterwards the new ones.
-        changes: of :func:`bit_changes`.
-        width: bytes of an element.
-
-    Raises:
-        ValueError: the changes do not fit the array.
-    """
+    """Turn the old bytes of ``array`` into the new ones in place."""
     elements = array.view(UNSIGNED[width])
-    gaps = _unpacked(changes.gaps, changes.count, changes.gap_width)
-    differences = _unfolded(_unpacked(changes.differences, changes.count, width))
+    gaps = _unpack_bytes(changes.gaps, changes.count, changes.gap_width)
+    differences = _unfold_signs(_unpack_bytes(changes.differences, changes.count, width))
     positions = np.cumsum(gaps.astype(np.int64) + 1) - 1
     if len(positions) and not 0 <= positions[-1] < len(elements):
         raise ValueError(f"a change at element {positions[-1]} of {len(elements)}")
     elements[positions] += differences
 
 
-def _folded(differences: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.unsignedinteger]:
-    """[n] 0, -1, 1, -2, 2 ... as 0, 1, 2, 3, 4 ...: small ones of both signs become small numbers."""
+def _fold_signs(differences: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.unsignedinteger]:
+    """[n] 0, -1, 1, -2, 2 ... become 0, 1, 2, 3, 4 ..., so that small differences stay small numbers."""
     sign = differences >> (differences.itemsize * 8 - 1)
     return (differences << 1) ^ np.negative(sign)
 
 
-def _unfolded(folded: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.unsignedinteger]:
-    """The inverse of :func:`_folded`."""
+def _unfold_signs(folded: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.unsignedinteger]:
     return (folded >> 1) ^ np.negative(folded & 1)
 
 
-def _packed(values: npt.NDArray[np.unsignedinteger]) -> bytes:
-    """Compress whole numbers: first all their lowest bytes, then all that stand next."""
+def _pack_bytes(values: npt.NDArray[np.unsignedinteger]) -> bytes:
+    """Compress whole numbers: all lowest bytes first, then the next ones."""
     planes = np.ascontiguousarray(values.view(np.uint8).reshape(-1, values.itemsize).T)
     return pa.Codec(CODEC, compression_level=LEVEL).compress(planes, asbytes=True)
 
 
-def _unpacked(packed: bytes, count: int, width: int) -> npt.NDArray[np.unsignedinteger]:
-    """The inverse of :func:`_packed`.
-
-    Raises:
-        ValueError: it is no compressed sequence of that many numbers.
-    """
+def _unpack_bytes(packed: bytes, count: int, width: int) -> npt.NDArray[np.unsignedinteger]:
     try:
         unpacked = pa.Codec(CODEC).decompress(packed, decompressed_size=count * width, asbytes=True)
     except (OSError, pa.ArrowException) as error:
@@ -139,45 +115,43 @@ def _unpacked(packed: bytes, count: int, width: int) -> npt.NDArray[np.unsignedi
 
 
 LARGEST_SHARE = 0.5
-"""A delta that takes more than this share of the whole is not worth its chain: the version is published in full."""
+"""A delta with more than this share of the whole is not worth its chain: the version is published in full."""
 
 
 class VersionKey(NamedTuple):
-    """A weights version, and not another one of the same number."""
+    """A weights version; the digest tells it from others of the same number."""
 
     version: int
     digest: str
-    """The digest of its manifest."""
+    """Of its manifest."""
 
 
 class TensorKind(NamedTuple):
-    """What a tensor is, apart from its values."""
+    """A tensor without its values."""
 
     name: str
     dtype: str
-    """The name of its number format in safetensors, as in ``BF16``."""
+    """As safetensors names it, e.g. ``BF16``."""
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class TensorBytes:
-    """A tensor in memory."""
-
     kind: TensorKind
     data: Bytes
-    """[bytes] Its values."""
+    """[bytes]"""
 
 
 class ContentsError(DamagedError):
-    """The tensors that were put together are not those that the trainer published."""
+    """The tensors of the result are not those that the trainer published."""
 
 
 class BrokenChainError(DamagedError):
     """A weights version cannot be put together.
 
     Args:
-        damage: what is wrong with a link of its chain.
-        versions: the versions that are of no use therefore: the one asked for, and those between it and the damage.
+        damage: in a link of its chain.
+        versions: useless now: the one asked for, and those between it and the damage.
     """
 
     def __init__(self, damage: DamagedError, versions: Sequence[int]) -> None:
@@ -187,16 +161,15 @@ class BrokenChainError(DamagedError):
 
 @dataclass(frozen=True)
 class WeightsDelta:
-    """The changes that make a weights version of its base, in memory."""
+    """The changes from a base to a weights version, in memory."""
 
     base: VersionKey
     contents: str
-    """The checksum of all tensors of the version, see :func:`contents_of`."""
+    """See :func:`contents_of`."""
     changes: Mapping[str, BitChanges]
-    """The changes by the names of the tensors that have changed."""
+    """By tensor; only those that have changed."""
 
     def write(self, directory: Path) -> None:
-        """Fill the folder of the delta."""
         parts: dict[str, dict[str, int]] = {}
         with (directory / CHANGES).open("wb") as stream:
             for name, change in self.changes.items():
@@ -209,13 +182,13 @@ class WeightsDelta:
 
 @dataclass(frozen=True)
 class _Part:
-    """Where the changes of a tensor stand in the file of changes."""
+    """A tensor's place in the file of changes."""
 
     count: int
     gap_width: int
     start: int
     gaps: int
-    """Bytes of the compressed gaps, which stand first."""
+    """Bytes of the compressed gaps, which come first."""
     differences: int
     """Bytes of the compressed differences, which follow."""
 
@@ -226,7 +199,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class StoredDelta:
-    """A delta that was published."""
+    """A published delta."""
 
     directory: Path
     base: VersionKey
@@ -235,11 +208,7 @@ class StoredDelta:
 
     @staticmethod
     def read(directory: Path) -> "StoredDelta":
-        """Read the index of a delta whose files were verified.
-
-        Raises:
-            DamagedError: it is no such index.
-        """
+        """Read the index of a delta whose files were verified."""
         path = directory / DELTA
         try:
             index: dict[str, Any] = json.loads(path.read_bytes())
@@ -250,15 +219,10 @@ class StoredDelta:
             raise DamagedError(f"no readable index of a delta: {error!r}", where=path) from error
 
     def apply(self, name: str, data: Bytes, width: int) -> None:
-        """Change a tensor of the base, in its place, into that of this version.
-
-        Args:
-            name: of the tensor.
-            data: [bytes] its values.
-            width: bytes of an element.
+        """Change a tensor of the base, [bytes] with ``width`` bytes an element, in place into that of this version.
 
         Raises:
-            DamagedError: the changes do not fit it, or are not there any more.
+            DamagedError: the changes do not fit it, or are gone.
         """
         if (part := self.parts.get(name)) is None:
             return
@@ -273,14 +237,14 @@ class StoredDelta:
 
 
 def contents_of(tensors: Sequence[TensorBytes]) -> str:
-    """The checksum of all tensors with their names, number formats and shapes, in whichever files they stand."""
+    """The checksum of all tensors with names, number formats and shapes; their files do not matter."""
     with ThreadPoolExecutor(CHECKSUMS_AT_ONCE) as pool:
         sums = pool.map(lambda tensor: (tensor.kind, _blake3(tensor.data)), tensors)
         return _checksum_of_all(sums)
 
 
 def _blake3(data: Bytes) -> str:
-    """A checksum in a fourth of the time of SHA-256. With SHA-256, a delta took longer to load than a whole model."""
+    """Takes a fourth of the time of SHA-256, with which a delta took longer to load than a whole model."""
     return blake3(data.data).hexdigest()
 
 
@@ -289,8 +253,8 @@ def _checksum_of_all(sums: Iterable[tuple[TensorKind, str]]) -> str:
 
 
 def delta_between(base: VersionKey, old: Sequence[TensorBytes], new: Sequence[TensorBytes]) -> WeightsDelta | None:
-    """What has changed from the tensors of one version to those of the next; None where it is not worth a delta:
-    other tensors, or changes that take more than :data:`LARGEST_SHARE` of the whole.
+    """The changes between two versions; None where other tensors, or changes of more than :data:`LARGEST_SHARE`, make a
+    delta not worth it.
     """
     if [tensor.kind for tensor in old] != [tensor.kind for tensor in new]:
         return None
@@ -304,18 +268,16 @@ def delta_between(base: VersionKey, old: Sequence[TensorBytes], new: Sequence[Te
 
 @dataclass(frozen=True)
 class Chain:
-    """What a weights version is put together of."""
+    """The parts of a weights version."""
 
     key: VersionKey
-    """The key of the version."""
     start: Path
     """The folder of a whole model."""
     links: tuple[StoredDelta, ...]
-    """The deltas to apply to it, in this order; none where ``start`` is the version itself."""
+    """Applied in this order; empty where ``start`` is the version itself."""
     versions: tuple[int, ...]
-    """Those of the links."""
     held: VersionKey | None
-    """The version that ``start`` is, where it was put together before; None where it is published."""
+    """The version of ``start`` where it was put together before; None where it is published."""
 
 
 def chain_to(
@@ -324,16 +286,14 @@ def chain_to(
     held: Mapping[VersionKey, Path] | None = None,
     read: Callable[[Sequence[Path]], Iterable[str]] = checksums,
 ) -> Chain:
-    """What a published version is put together of. All that is read of the run directory is verified.
+    """The chain of a published version, verified.
 
     Args:
-        layout: of the run.
-        version: its number.
-        held: the folders of versions that were put together before: the chain starts at the nearest of them.
-        read: gives the SHA-256 of each file, in their order.
+        held: versions that were put together before; the chain starts at the nearest.
+        read: gives the SHA-256 of each file, in order.
 
     Raises:
-        BrokenChainError: the version, or a link of its chain, is damaged or not there.
+        BrokenChainError: the version, or a link of its chain, is damaged or missing.
     """
     there, links, versions = held or {}, list[StoredDelta](), [version]
     try:
@@ -367,19 +327,16 @@ def chain_to(
 def put_together(
     chain: Chain, directory: Path, *, go_on: Callable[[], None] = lambda: None, at_once: int = CHECKSUMS_AT_ONCE
 ) -> None:
-    """Fill a folder with the model that a chain stands for.
+    """Fill a folder with the model of a chain of at least one link.
 
     Args:
-        chain: with at least one link.
-        directory: an empty folder; or one that holds another version, which nothing reads any more: its files are
-            written over, which takes less time than new ones.
+        directory: empty, or with another version that nothing reads: overwriting takes less time than new files.
         go_on: called before each tensor; raises where the model is not wanted any more.
-        at_once: the number of tensors that are read, changed and written in parallel.
+        at_once: tensors in parallel.
 
     Raises:
         ContentsError: the tensors are not those that were published.
         DamagedError: a file that was verified before is damaged now.
-        OSError: the folder's disk is full.
     """
     files = weights_files(chain.start)
     try:
@@ -399,7 +356,7 @@ def put_together(
 
 
 def _begin_files(start: Path, files: Sequence[SafetensorsFile], directory: Path) -> None:
-    """Make all files of a model but for the values of its tensors, and remove those that are not of it."""
+    """Write all but the values of the tensors, and remove files that are not the model's."""
     small = {file.name for file in start.iterdir() if file.is_file() and file.suffix != SUFFIX} - {MANIFEST}
     names = small | {file.path.name for file in files}
     for path in directory.iterdir():
@@ -421,21 +378,19 @@ def _begin_file(file: SafetensorsFile, path: Path) -> None:
 def _write_tensor(
     tensor: StoredTensor, links: Sequence[StoredDelta], directory: Path, go_on: Callable[[], None]
 ) -> tuple[TensorKind, str]:
-    """Write a tensor with the changes of all links into its file. Plain writes, so that a full disk is an error.
-
-    Returns:
-        The kind of the tensor, and its BLAKE3 checksum.
+    """Write a tensor with the changes of all links, by plain writes: a full disk is then an error. Returns its kind and
+    BLAKE3 checksum.
     """
     go_on()
-    data = _changed(tensor, links)
+    data = _apply_links(tensor, links)
     with (directory / tensor.file.name).open("r+b") as stream:
         stream.seek(tensor.start)
         stream.write(data.data)
     return TensorKind(tensor.name, tensor.dtype, tensor.shape), _blake3(data)
 
 
-def _changed(tensor: StoredTensor, links: Sequence[StoredDelta]) -> Bytes:
-    """[size] A tensor of the start, with the changes of all links."""
+def _apply_links(tensor: StoredTensor, links: Sequence[StoredDelta]) -> Bytes:
+    """[size] A tensor of the start, with all changes."""
     data = tensor.read()
     for link in links:
         link.apply(tensor.name, data, width_of(tensor.dtype))
@@ -443,10 +398,6 @@ def _changed(tensor: StoredTensor, links: Sequence[StoredDelta]) -> Bytes:
 
 
 def tensor_kinds(directory: Path) -> list[TensorKind]:
-    """The tensors of a model's files, by name.
-
-    Raises:
-        DamagedError: a file is no file of weights.
-    """
+    """The tensors of a model's files, by name."""
     files = weights_files(directory)
     return sorted(TensorKind(tensor.name, tensor.dtype, tensor.shape) for file in files for tensor in file.tensors)

@@ -1,67 +1,64 @@
-"""Frees what a run can make again, or needs no longer to keep its results. Results, metrics, records and the newest
-weights always stay, and a run of which a task is queued or running is not touched.
+"""Frees what a run can make again or does not need. Results, metrics, records and the newest weights stay, and a run
+with a queued or running task is not touched.
 """
 
+import errno
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from mrt_hpc.analysis.measures import is_evaluated
-from mrt_hpc.attempt.ledger import claimed
+from mrt_hpc.attempt.ledger import claim_run
 from mrt_hpc.attempt.run_progress import is_done
 from mrt_hpc.backends.queued_jobs import refuse_live
 from mrt_hpc.plan.jobs import Plan, Role
+from mrt_hpc.recipe.ownership import descriptor_path, folder_below
 from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.run.atomic import is_temporary, remove_whole
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
-from mrt_hpc.run.weights import pinned_versions, published_versions, with_bases
+from mrt_hpc.run.weights import add_bases, pinned_versions, published_versions
 
 
 class Removable(StrEnum):
-    """What can be removed."""
-
     CHECKPOINTS = "checkpoints"
-    """All checkpoints but the newest; of a finished run the newest too, where it was asked for by name."""
+    """All but the newest; of a finished run the newest too, if asked for by name."""
     WEIGHTS = "weights"
-    """Weights versions other than the first and the last, whose evaluations are complete."""
+    """Evaluated versions other than the first and the last."""
     SET_ASIDE = "set_aside"
     """Damaged files, and results that a resumed trainer made again."""
     PARTS = "parts"
-    """Samples of which the shards of an evaluation were made, and what lost attempts left half written."""
+    """Samples already in shards, and unfinished work of lost attempts."""
     LOGS = "logs"
-    """The output of ended attempts and their servers."""
+    """Output of ended attempts and their servers."""
 
 
 USUAL = (Removable.CHECKPOINTS, Removable.WEIGHTS, Removable.SET_ASIDE, Removable.PARTS)
-"""What is removed where nothing was asked for by name."""
+"""Removed where no kind was asked for."""
+HELD_OPEN = frozenset({errno.ENOTEMPTY, errno.EBUSY})
+"""Errors of a folder with a removed file that a local process holds open (``.nfs...``)."""
 NOTHING_REMOVED = "so nothing is removed"
 OF_LOGS = frozenset({".log", ".out", ".err"})
-"""The endings of log files. Beside them Slurm's job scripts have their place."""
+"""Endings of log files, which lie beside Slurm's job scripts."""
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What is removed of one kind."""
-
     kind: Removable
     paths: Sequence[Path]
     frees: int
-    """Bytes. Files that have another link, as those of a forked run do, free nothing."""
+    """Bytes; files with another link, as in forked runs, free nothing."""
     note: str
-    """What it means, and what stays."""
+    """Its meaning, and what stays."""
 
 
 def removals(layout: RunLayout, plan: Plan, recipe: Experiment, asked: Collection[Removable] = ()) -> list[Removal]:
-    """What can be removed of a run, by kind; kinds of which nothing is there are left out. Nothing is removed here.
+    """What can be removed, by kind that exists; removes nothing.
 
     Args:
-        layout: the run directory.
-        plan: of the run.
-        recipe: of the run.
-        asked: the kinds that were asked for by name; none for the usual ones.
+        asked: kinds asked for by name; none for the usual ones.
     """
     finished, units = is_finished(layout, plan), [unit for job in plan.jobs for unit in job.evaluations]
     settings = evaluation_settings(layout, recipe) if units else {}
@@ -75,15 +72,19 @@ def removals(layout: RunLayout, plan: Plan, recipe: Experiment, asked: Collectio
         Removable.LOGS: (_logs(layout), "events and records stay"),
     }
     wanted = [kind for kind in Removable if kind in (asked or USUAL)]
-    return [
-        Removal(kind, planned[kind][0], frees(planned[kind][0]), planned[kind][1])
-        for kind in wanted
-        if planned[kind][0]
-    ]
+    found = [(kind, _paths_inside(layout.root, planned[kind][0]), planned[kind][1]) for kind in wanted]
+    return [Removal(kind, paths, frees(paths), note) for kind, paths, note in found if paths]
+
+
+def _paths_inside(root: Path, paths: Sequence[Path]) -> list[Path]:
+    """Paths that no link leads to: what lies elsewhere is not the run's own."""
+    above = {path.parent for path in paths}
+    inside = {folder for folder in above if folder.resolve() == root.resolve() / folder.relative_to(root)}
+    return [path for path in paths if path.parent in inside]
 
 
 def is_finished(layout: RunLayout, plan: Plan) -> bool:
-    """Whether all tasks are done, apart from the report, which can be written at any time."""
+    """Whether all tasks but the report are done, which can be written at any time."""
     return all(is_done(layout, job) for job in plan.jobs if job.role is not Role.REPORT)
 
 
@@ -101,7 +102,7 @@ def _weights(layout: RunLayout, recipe: Experiment, to_evaluate: set[int], *, fi
     if isinstance(recipe, Recipe) and not finished:
         kept |= {*versions[-recipe.training.keep_weights :]}
         kept |= {*recipe.algorithm.traces_versions(recipe.schedule.iterations)}
-    kept = with_bases(layout, kept)
+    kept = add_bases(layout, kept)
     removed = [layout.weights_version(version) for version in versions if version not in kept]
     stay = ", ".join(str(version) for version in versions if version in kept)
     return removed, f"versions {stay} stay; those removed cannot be evaluated again with other settings, or forked"
@@ -125,32 +126,39 @@ def _logs(layout: RunLayout) -> list[Path]:
 
 
 def frees(paths: Sequence[Path]) -> int:
-    """The bytes that are free when these files and folders are removed."""
-    files = [file for path in paths for file in ([path] if not path.is_dir() else path.rglob("*"))]
+    """Bytes that removing would free, without links' targets."""
+    files = [file for path in paths for file in ([path] if path.is_symlink() or not path.is_dir() else path.rglob("*"))]
     stats = [file.lstat() for file in files if file.is_symlink() or not file.is_dir()]
     return sum(stat.st_size for stat in stats if stat.st_nlink == 1)
 
 
 def remove(
     layout: RunLayout, plan: Plan, recipe: Experiment, shown: Sequence[Removal], asked: Collection[Removable]
-) -> int:
-    """Remove what was shown, as far as it can still be removed, and return the bytes that were freed.
+) -> tuple[int, list[str]]:
+    """Remove what was shown, as far as still possible. A file held open on NFS stays with its folders, and the rest
+    goes.
 
     Args:
-        layout: the run directory.
-        plan: of the run.
-        recipe: of the run.
-        shown: what the user has agreed to.
+        shown: what the user agreed to.
         asked: as for :func:`removals`.
 
-    Raises:
-        UserError: a task of the run is queued or running, or a queue cannot be asked.
+    Returns:
+        Bytes freed, and a sentence for each incomplete removal.
     """
-    with claimed(layout, recipe.resilience.heartbeat_limit_s):
+    with claim_run(layout, recipe.resilience.heartbeat_limit_s):
         refuse_live(layout, NOTHING_REMOVED)
         now = {path for removal in removals(layout, plan, recipe, asked) for path in removal.paths}
         agreed = [path for removal in shown for path in removal.paths if path in now]
-        freed = frees(agreed)
+        freed, left = frees(agreed), list[str]()
         for path in agreed:
-            remove_whole(path)
-    return freed
+            with folder_below(layout.root, path.parent) as folder:
+                inside = descriptor_path(folder)
+                try:
+                    remove_whole(inside / path.name)
+                except OSError as error:
+                    if error.errno not in HELD_OPEN:
+                        raise
+                    freed -= frees([Path(error.filename)])
+                    held = path.parent / Path(error.filename).relative_to(inside)
+                    left.append(f"{path}: {error.strerror}: {held}")
+    return freed, left

@@ -1,32 +1,31 @@
-"""Creates a run directory, or opens an existing one: its identity, data and plan. The directory is created under a
-temporary name and then renamed, so a refused recipe leaves no files.
+"""Creates or opens a run directory: identity, data and plan. It is made under a temporary name and renamed, so a
+refused recipe leaves no files.
 """
 
-import os
 import secrets
 import shutil
-import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mrt_hpc.algorithms.samples import read_conversations, read_suffixes, write_samples
-from mrt_hpc.attempt.notify import sign
 from mrt_hpc.domains.base import NoVerdictError
 from mrt_hpc.domains.small_world.equations import Split, problems, supervised_samples
 from mrt_hpc.domains.verifiers import verifier_of
-from mrt_hpc.errors import UserError, word
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.mrt.sft import Conversation, Suffix
 from mrt_hpc.plan.jobs import Plan
 from mrt_hpc.recipe import sections
+from mrt_hpc.recipe.find import absolute
 from mrt_hpc.recipe.hub_models import refuse_unfetched
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.model_files import ModelFiles
+from mrt_hpc.recipe.ownership import refuse_to_write
 from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.recipe.user_code import keep
 from mrt_hpc.run.access import follow_access, open_to_group
 from mrt_hpc.run.atomic import commit_directory, make_durable, temporary_sibling, write_json, write_text
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.problems import read_examples, read_problems, shown_before, write_problems
+from mrt_hpc.run.problems import examples_before, read_examples, read_problems, write_problems
 from mrt_hpc.run.prompt_files import keep_prompt_files, prompt_files
 from mrt_hpc.run.records import Problem, golds_of
 from mrt_hpc.run.weights import refuse_delta
@@ -34,35 +33,28 @@ from mrt_hpc.submit.changes import refuse_other_recipe
 from mrt_hpc.submit.origin import Origin
 
 GOLDS_TRIED = 16
-"""The number of gold answers that a verifier of the user's own judges before anything is submitted."""
+"""Gold answers that a user's own verifier judges before submission."""
 Samples = Sequence[Conversation | Suffix]
 IN_RUN = RunLayout(Path())
-"""The paths of a run that is not there yet, relative to its directory."""
-OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+"""Paths relative to a run directory not made yet."""
 
 
 def create_or_open(
     root: Path, recipe: Experiment, plan: Plan, *, group_access: bool = False, origin: Origin | None = None
 ) -> RunLayout:
-    """Create the run directory of a recipe, or open it if it exists and belongs to this experiment.
+    """Create a recipe's run directory, or open it if it belongs to this experiment.
 
     Args:
-        root: where it is, or will be.
-        recipe: what to run.
-        plan: how to run it.
-        group_access: whether a directory that is made here can be read by the user's group.
-        origin: the weights version of another run that it begins with; None for a run of its own.
-
-    Raises:
-        UserError: the data are wrong, the directory belongs to another recipe, or it is no run directory.
+        group_access: a new directory can be read by the user's group.
+        origin: another run's weights to begin with, or None.
     """
-    layout = RunLayout(root.absolute())
+    layout = RunLayout(absolute(root))
     # This is asked before the lock file is looked for: another submission may make the run in between.
     is_taken = root.exists() and (not root.is_dir() or any(root.iterdir()))
     if layout.recipe_lock.is_file():
         if origin is not None:
             origin.refuse_another(layout)
-        refuse_writable_by_others(layout.root)
+        refuse_to_write(layout.root)
         try:
             refuse_other_recipe(layout, recipe)
         except UserError:
@@ -84,7 +76,7 @@ def create_or_open(
         temporary.mkdir(mode=0o700)
         if group_access:
             open_to_group(temporary)
-        refuse_writable_by_others(temporary)
+        refuse_to_write(temporary)
         follow_access(temporary)
         write_text(RunLayout(temporary).identity, f"{secrets.token_hex(16)}\n")
         if origin is not None:
@@ -99,24 +91,18 @@ def create_or_open(
 
 
 def _check_inputs(recipe: Experiment, origin: Origin | None) -> tuple[dict[Path, list[Problem]], Samples]:
-    """Read the problems and samples of a recipe, and check its model; arguments and errors as in
-    :func:`create_or_open`.
-    """
+    """Read a recipe's problems and samples, and check its model; see :func:`create_or_open`."""
     data = read_all_problems(recipe), given_samples(recipe)
-    check_model(recipe if origin is None else origin.checked(recipe))
+    check_model(recipe if origin is None else origin.use_weights(recipe))
     return data
 
 
 def make_results_folder(recipe: Experiment) -> None:
-    """Make the results folder, where the recipe names one: a container of a task can bind only what is there.
-
-    Raises:
-        UserError: something else is there.
-    """
+    """Make the recipe's results folder: a task's container can only bind existing folders."""
     if (results := recipe.evaluation.results) is None:
         return
     try:
-        make_durable(Path(results).absolute())
+        make_durable(absolute(Path(results)))
     except FileExistsError as error:
         raise UserError(
             "the results folder is a file",
@@ -126,29 +112,7 @@ def make_results_folder(recipe: Experiment) -> None:
         ) from error
 
 
-def refuse_writable_by_others(root: Path) -> None:
-    """Refuse a run directory that other users may write to: tasks execute what the directory holds.
-
-    Raises:
-        UserError: it belongs to somebody else, or others may write to it.
-    """
-    status = root.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & OTHERS_MAY_WRITE:
-        raise UserError(
-            "others can write to the run directory, and tasks would run what they put there",
-            value=f"owner {status.st_uid}, mode {stat.filemode(status.st_mode)}",
-            where=root,
-            expected=f"owner {os.geteuid()}, and no other user with the right to write",
-            advice=f"chmod go-w {word(root)}; where the filesystem knows no owners: --run DIR on another",
-        )
-
-
 def refuse_repeated_problems(recipe: Recipe, training: Sequence[Problem]) -> None:
-    """Refuse an iteration that would need the same problem twice.
-
-    Raises:
-        UserError: an iteration draws more problems than there are.
-    """
     wanted = recipe.sampling.problems_per_iteration
     if wanted is not None and wanted > len(training):
         raise UserError(
@@ -161,17 +125,11 @@ def refuse_repeated_problems(recipe: Recipe, training: Sequence[Problem]) -> Non
 
 
 def problem_sources(layout: RunLayout, recipe: Experiment) -> dict[Path, sections.Problems]:
-    """Return the source of each of the run's files of problems."""
     training = {layout.train_data: recipe.data} if isinstance(recipe.data, sections.ProblemSource) else {}
     return {**training, **{layout.benchmark_data(b.name): b.problems for b in recipe.evaluation.benchmarks}}
 
 
 def read_all_problems(recipe: Experiment) -> dict[Path, list[Problem]]:
-    """The problems of each file of the run, by its path in the run directory.
-
-    Raises:
-        UserError: a file is missing or wrong.
-    """
     sources = problem_sources(IN_RUN, recipe)
     benchmarks_first = sorted(sources, key=lambda path: path == IN_RUN.train_data)
     problems = {path: problems_of(sources[path]) for path in benchmarks_first}
@@ -181,7 +139,7 @@ def read_all_problems(recipe: Experiment) -> dict[Path, list[Problem]]:
 
 
 def given_samples(recipe: Experiment) -> Samples:
-    """The samples that a recipe names; none where it names problems."""
+    """None where a recipe names problems."""
     source = recipe.data
     if isinstance(source, sections.Conversations):
         return read_conversations(Path(source.path), source.limit)
@@ -193,7 +151,6 @@ def given_samples(recipe: Experiment) -> Samples:
 
 
 def problems_of(source: sections.Problems) -> list[Problem]:
-    """The problems that a recipe names."""
     if isinstance(source, sections.JsonlProblems):
         refuse_unfetched_data(Path(source.path).resolve())
         return read_problems(Path(source.path), source.limit)
@@ -201,33 +158,28 @@ def problems_of(source: sections.Problems) -> list[Problem]:
 
 
 def refuse_unfetched_data(path: Path) -> None:
-    """Refuse a data file that is not there.
-
-    Raises:
-        UserError: the file is not there.
-    """
     if not path.is_file():
         raise UserError(
             "no such data file",
             value=str(path),
             expected="a file of JSON lines",
-            advice=f"correct the path; or, for a known data set, on a node with network access: mrt-hpc data fetch "
-            f"{path.stem} {word(path)}",
+            advice=Advice(
+                "correct the path; or, for a known data set, on a node with network access: mrt-hpc data "
+                "fetch {stem} {path}",
+                stem=path.stem,
+                path=path,
+            ),
         )
 
 
 def try_own_verifiers(recipe: Experiment, *, here: bool, warn: Callable[[str], None]) -> None:
-    """Let verifiers of the user's own judge some gold answers, before anything is made.
+    """Let a user's own verifiers judge some gold answers before anything is made; refuses errors and answers that are
+    no truth values.
 
     Args:
         recipe: of a new run.
-        here: whether the tasks run on this machine; elsewhere their environment is another one, so an error that a
-            verifier raises here is a doubt.
-        warn: receives a sentence about each doubt.
-
-    Raises:
-        UserError: naming the verifier, the answer and the line of its code: it raises an error, or returns neither
-            true nor false.
+        here: tasks run on this machine; elsewhere environments differ, so an error is only a doubt.
+        warn: receives a sentence on each doubt.
     """
     own = {path: source for path, source in problem_sources(IN_RUN, recipe).items() if _has_own_verifier(source)}
     if not own:
@@ -254,20 +206,15 @@ def _has_own_verifier(source: sections.Problems) -> bool:
 
 
 def check_model(recipe: Experiment) -> None:
-    """Refuse models and files of prompts that are missing, or whose content alone shows that they cannot work, before
-    anything is submitted.
-
-    Raises:
-        UserError: naming the field, and what is missing, damaged, unknown or too short.
-    """
+    """Refuse models and prompt files that are missing or evidently cannot work, before submission."""
     for field, path in prompt_files(recipe).items():
         if not path.is_file():
             what = "a chat template" if field.endswith("chat_template") else "JSON lines with solved problems"
-            advice = f"correct {field}, or put the file there"
+            advice = Advice("correct {field}, or put the file there", field=field)
             raise UserError("no such file", value=str(path), where=field, expected=what, advice=advice)
     for prompt in _prompts(recipe):
         if prompt.examples is not None and prompt.shots:
-            shown_before("", read_examples(Path(prompt.examples)), prompt)
+            examples_before("", read_examples(Path(prompt.examples)), prompt)
     if not isinstance(recipe, Recipe):
         _check_models(recipe)
         return
@@ -287,7 +234,7 @@ def check_model(recipe: Experiment) -> None:
 
 
 def _check_models(recipe: Experiment) -> None:
-    """Refuse models that are there and cannot work. One that a run is still to publish is checked by the first job."""
+    """Refuse existing models that cannot work. The first job checks those that a run still has to publish."""
     for number, model in enumerate(recipe.models):
         if model.run is None or Path(model.path).is_dir():
             refuse_unfetched(model.path, f"models.{number}.path")
@@ -297,14 +244,14 @@ def _check_models(recipe: Experiment) -> None:
 
 
 def _prompts(recipe: Experiment) -> tuple[sections.Prompt, ...]:
-    """The different prompts that are written for the policy: in training, and in each benchmark."""
+    """Different prompts for the policy, in training and each benchmark."""
     own = [recipe.prompt] if recipe.trains else []
     prompts = [*own, *(recipe.sampling_of(benchmark).prompt for benchmark in recipe.evaluation.benchmarks)]
     return tuple(prompt for number, prompt in enumerate(prompts) if prompt not in prompts[:number])
 
 
 def _check_division(files: ModelFiles, recipe: Experiment, *roles: str) -> None:
-    """Refuse a model that the servers of these roles cannot divide over their GPUs."""
+    """Refuse a model that its servers cannot divide over their GPUs."""
     for role in roles:
         resources = getattr(recipe.resources, role)
         layout = sections.ServerLayout.of(recipe.serving, resources.gpus, sections.nodes_of(resources))
@@ -312,11 +259,7 @@ def _check_division(files: ModelFiles, recipe: Experiment, *roles: str) -> None:
 
 
 def check_length(layout: RunLayout, locked: Experiment, recipe: Experiment) -> None:
-    """Refuse a recipe that asks for longer sequences than before, if the run's model cannot hold them.
-
-    Raises:
-        UserError: naming what is too long.
-    """
+    """Refuse longer sequences than before if the model cannot hold them."""
     if not isinstance(recipe.model, sections.HuggingFaceModel):
         return
     if recipe.longest_sequence <= locked.longest_sequence:
@@ -340,7 +283,6 @@ def _fill(
     key = layout.secrets / "server_key"
     key.touch(mode=0o600)
     key.write_text(secrets.token_urlsafe(32))
-    for directory in (layout.logs, layout.events, layout.jobs, layout.notices):
+    for directory in (layout.logs, layout.events, layout.jobs):
         directory.mkdir()
-    sign(layout, "")
     write_text(layout.recipe_lock, lock_text(recipe))

@@ -1,4 +1,4 @@
-"""A new run that begins with a weights version of another run."""
+"""A new run that begins with another run's weights."""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mrt_hpc.algorithms.samples import read_conversations, read_suffixes, sample_lines
-from mrt_hpc.errors import UserError, word
+from mrt_hpc.errors import Advice, UserError
+from mrt_hpc.recipe.find import absolute
 from mrt_hpc.recipe.lock import changed_recipe, differences
 from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.recipe.sections import Conversations, HuggingFaceModel, JsonlProblems, Suffixes
 from mrt_hpc.run.fork_record import Changed, ForkedData, ForkRecord, read_fork
 from mrt_hpc.run.layout import FIRST, LAST, RunLayout
 from mrt_hpc.run.manifest import DamagedError, verify
-from mrt_hpc.run.problems import left_out, problem_lines, read_problems
+from mrt_hpc.run.problems import omitted_problems, problem_lines, read_problems
 from mrt_hpc.run.prompt_files import read_experiment
 from mrt_hpc.run.weights import full_versions, refuse_delta, take_over
 
@@ -22,31 +23,27 @@ from mrt_hpc.run.weights import full_versions, refuse_delta, take_over
 
 
 FileSource = JsonlProblems | Conversations | Suffixes
-"""The kinds of data that are read from a file."""
+"""Data kinds read from a file."""
 
 
 def forked_data(layout: RunLayout, before: Recipe, wanted: Recipe) -> tuple[ForkedData, ...]:
-    """Compare the data files that a run and its fork both name with the run's own copies.
+    """Compare data files of a run and its fork with the run's copies.
 
     Args:
-        layout: of the run.
-        before: its recipe.
-        wanted: the recipe of the fork.
-
-    Raises:
-        UserError: a data file, or a copy, is wrong.
+        before: the run's recipe.
+        wanted: the fork's recipe.
     """
-    earlier = {file.field: file for file in _named(layout, before)}
+    earlier = {file.field: file for file in _named_files(layout, before)}
     return tuple(
         ForkedData(file.field, file.source.path, file.digest_of_copy(), file.digest())
-        for file in _named(layout, wanted)
+        for file in _named_files(layout, wanted)
         if file.field in earlier and earlier[file.field].source == file.source and file.can_be_compared
     )
 
 
 @dataclass(frozen=True)
 class _Named:
-    """A data file that a recipe names, and the run's copy of its content."""
+    """A recipe's data file, and the run's copy of its content."""
 
     field: str
     source: FileSource
@@ -54,19 +51,18 @@ class _Named:
 
     @property
     def can_be_compared(self) -> bool:
-        """Whether both are there: a file that is not is refused when the new run is made."""
+        """Whether both exist; a missing file is refused when the new run is made."""
         return self.copy.is_file() and Path(self.source.path).is_file()
 
     def digest(self) -> str:
-        """SHA-256 of what a run takes from the file now, without what was left out of the copy."""
-        return _digest(self.source, Path(self.source.path), self.source.limit, left_out(self.copy))
+        """SHA-256 of what a run takes from the file now, without what the copy left out."""
+        return _digest(self.source, Path(self.source.path), self.source.limit, omitted_problems(self.copy))
 
     def digest_of_copy(self) -> str:
-        """The same of the copy."""
         return _digest(self.source, self.copy, None, ())
 
 
-def _named(layout: RunLayout, recipe: Recipe) -> Iterator[_Named]:
+def _named_files(layout: RunLayout, recipe: Recipe) -> Iterator[_Named]:
     if isinstance(recipe.data, FileSource):
         yield _Named("data", recipe.data, layout.train_data)
     for benchmark in recipe.evaluation.benchmarks:
@@ -75,7 +71,7 @@ def _named(layout: RunLayout, recipe: Recipe) -> Iterator[_Named]:
 
 
 def _digest(source: FileSource, path: Path, limit: int | None, without: Collection[str]) -> str:
-    """SHA-256 of the items of a file as a run writes them, without those of some ids."""
+    """SHA-256 of a file's items as a run writes them, without some ids."""
     if isinstance(source, Conversations):
         text = sample_lines(read_conversations(path, limit))
     elif isinstance(source, Suffixes):
@@ -91,22 +87,18 @@ OF_THE_FORK = frozenset({"name", "model"})
 
 @dataclass(frozen=True)
 class Origin:
-    """The weights version that a run begins with, and the record of it."""
+    """The weights that a run begins with, and their record."""
 
     weights: Path
-    """The directory of the weights version in the other run."""
+    """In the other run."""
     record: ForkRecord
 
-    def checked(self, recipe: Experiment) -> Experiment:
-        """The recipe of the new run, whose model is where it is until the run has its own copy."""
+    def use_weights(self, recipe: Experiment) -> Experiment:
+        """The new recipe, whose model stays in place until the run has a copy."""
         return recipe.model_copy(update={"model": HuggingFaceModel(type="hugging_face", path=str(self.weights))})
 
     def take(self, layout: RunLayout) -> None:
-        """Put the weights and the record into a run directory that is being made: the other run may prune its own.
-
-        Raises:
-            UserError: the weights version was removed in the meantime, or is damaged.
-        """
+        """Put weights and record into a new run directory: the other run may prune its own."""
         layout.first_model.mkdir()
         try:
             take_over(self.weights, layout.first_model)
@@ -115,7 +107,9 @@ class Origin:
             raise UserError(
                 f"weights version {self.record.version} was removed, or is damaged: {error}",
                 where=self.weights,
-                advice=f"ls {word(self.weights.parent)} shows the versions that are there; name another with --at",
+                advice=Advice(
+                    "ls {parent} shows the versions that are there; name another with --at", parent=self.weights.parent
+                ),
             ) from error
         if digest != self.record.digest:
             raise UserError(
@@ -126,11 +120,6 @@ class Origin:
         self.record.write(layout)
 
     def refuse_another(self, layout: RunLayout) -> None:
-        """Refuse to continue a run that did not begin with these weights.
-
-        Raises:
-            UserError: it began with others.
-        """
         there = read_fork(layout)
         if there is None or (there.version, there.digest) != (self.record.version, self.record.digest):
             began = "is no fork" if there is None else f"began with weights version {there.version} of {there.run}"
@@ -144,8 +133,6 @@ class Origin:
 
 @dataclass(frozen=True)
 class ForkedRun:
-    """A run that is to be made."""
-
     recipe: Recipe
     root: Path
     origin: Origin
@@ -154,17 +141,14 @@ class ForkedRun:
 def fork_of(
     layout: RunLayout, at: str, overrides: Sequence[str], root: Callable[[str], Path], *, trust: bool = False
 ) -> ForkedRun:
-    """The run that begins with a weights version of another run.
+    """A run that begins with another run's weights.
 
     Args:
         layout: of the other run.
-        at: the number of the weights version, or ``first`` or ``last``.
-        overrides: changed fields of its recipe, as texts of the form ``schedule.iterations=100``.
-        root: gives the directory of the new run by the name of its recipe.
-        trust: whether the new run takes code of the other one also where another user can change it.
-
-    Raises:
-        UserError: there is no such version, it is damaged, or the changed recipe or its data are wrong.
+        at: the version's number, ``first`` or ``last``.
+        overrides: changed fields, as ``schedule.iterations=100``.
+        root: the new directory by the recipe's name.
+        trust: take the other run's code even where another user can change it.
     """
     refuse_another_model(overrides)
     base = _recipe(layout, trust=trust)
@@ -173,7 +157,7 @@ def fork_of(
     digest = verify(weights).digest
     named = base.model_copy(update={"name": f"{base.name}-from-v{version}"})
     wanted = changed_recipe(layout.recipe_lock, named, overrides)
-    place = root(wanted.name).absolute()
+    place = absolute(root(wanted.name))
     model = HuggingFaceModel(type="hugging_face", path=str(RunLayout(place).first_model))
     changes = differences(base.model_dump(mode="json"), wanted.model_dump(mode="json"))
     kept = [Changed(field=f, old=old, new=new) for f, old, new in changes if f.partition(".")[0] not in OF_THE_FORK]
@@ -184,44 +168,33 @@ def fork_of(
 
 
 def refuse_another_model(overrides: Sequence[str]) -> None:
-    """Refuse options that name a model.
-
-    Raises:
-        UserError: there is one.
-    """
     for override in overrides:
         if override.partition("=")[0].strip().partition(".")[0] == "model":
             raise UserError(
                 "a fork begins with the weights of the run that it comes from, so it takes no other model",
                 where=f"--set {override}",
                 expected="fields of other sections",
-                advice="leave the option out; for another model: mrt-hpc submit RECIPE --set model.path=DIR",
+                advice=Advice(
+                    "leave the option out; for another model: mrt-hpc submit RECIPE --set {model}",
+                    model="model={type: hugging_face, path: DIR}",
+                ),
             )
 
 
 def _recipe(layout: RunLayout, *, trust: bool) -> Recipe:
-    """The recipe of a run, with the run's own copies of the files of its prompts.
-
-    Raises:
-        UserError: it is an evaluation on its own.
-    """
     recipe = read_experiment(layout, trust=trust)
     if not isinstance(recipe, Recipe):
         raise UserError(
             "this is the directory of an evaluation on its own, which trains nothing",
             where=layout.root,
             expected="a directory that `mrt-hpc submit` made",
-            advice=f"mrt-hpc status {layout.word}",
+            advice=Advice("mrt-hpc status {run}", run=layout.root),
         )
     return recipe
 
 
 def version_at(layout: RunLayout, at: str) -> int:
-    """The number of a weights version that is there, as a whole model; ``last`` is the last of these.
-
-    Raises:
-        UserError: it is not there, or is no whole model.
-    """
+    """The number of an existing whole model; ``last`` is the last of these."""
     there = full_versions(layout)
     words = {FIRST: there[0], LAST: there[-1]} if there else {}
     version = words.get(at, int(at) if at.isascii() and at.isdigit() else None)
@@ -234,6 +207,8 @@ def version_at(layout: RunLayout, at: str) -> int:
             value=at,
             where=layout.weights,
             expected=f"{FIRST}, {LAST}, or one of those that are there: {numbers}",
-            advice=f"mrt-hpc fork {layout.word} --at {LAST}" if there else f"mrt-hpc status {layout.word}",
+            advice=Advice("mrt-hpc fork {run} --at {last}", run=layout.root, last=LAST)
+            if there
+            else Advice("mrt-hpc status {run}", run=layout.root),
         )
     return version

@@ -1,8 +1,7 @@
-"""DeepSpeed, imported for the hardware of this machine. Every other module imports it from here.
+"""DeepSpeed, imported for the hardware of this machine; all modules import it from here.
 
-DeepSpeed looks for its accelerator when it is imported, and builds a shared-memory operation with a C++ compiler
-(half a minute) when it joins a process group on CPU. That operation serves inference only: it is declared
-unavailable, so no compiler is needed.
+Joining a process group on CPU, DeepSpeed builds a shared-memory operation with a C++ compiler (half a minute). That
+serves inference only: it is declared unavailable, so no compiler is needed.
 """
 
 import logging
@@ -20,37 +19,31 @@ if not torch.cuda.is_available():
 
 
 ALLOCATOR, ALLOCATOR_BEFORE = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-"""The variable with the settings of torch's memory on a device, and its name in earlier versions of torch."""
+"""Settings of torch's memory on a device, and their name in earlier versions."""
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-"""Two values of it make cuBLAS deterministic: :4096:8 (24 MiB a stream and faster) and :16:8."""
+"""Two values make cuBLAS deterministic: :4096:8 (24 MiB a stream and faster) and :16:8."""
 
 deepspeed.ops.__compatible_ops__ = {}  # DeepSpeed reads it at one place only, before it builds that operation
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 
 
 def device() -> torch.device:
-    """Return this process's device."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def backend() -> str:
-    """Return the communication libraries of a process group: gloo for tensors of the CPU, and NCCL for those of GPUs.
-
-    What ranks send each other is in the memory of the CPU, so a rank that waits for a message leaves its GPU idle:
-    a kernel of NCCL that waits occupies the GPU, on which a server may be sampling.
+    """gloo for tensors of the CPU, and NCCL for those of GPUs. Messages between ranks are in the memory of the CPU: a
+    waiting NCCL kernel would occupy a GPU on which a server may be sampling.
     """
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
 def choose_kernels(deterministic: bool | None) -> None:
-    """Select only deterministic kernels, or the fastest; call it before this process first uses its device.
+    """Select only deterministic kernels, or the fastest, before this process first uses its device. None is
+    deterministic on CPU only; an operation without such a kernel is then an error.
 
-    The memory of the device grows in place, as each micro-batch has another length and would leave gaps. cuBLAS reads
-    its variable when it starts on a device. Values that the environment has set stay. If that of cuBLAS does not work,
-    torch names it in the error of the first matrix product.
-
-    Args:
-        deterministic: an operation without a deterministic kernel is then an error; None: on CPU only.
+    The device's memory grows in place, as each micro-batch has another length and would leave gaps. Values of the
+    environment stay.
     """
     if ALLOCATOR_BEFORE not in os.environ:
         os.environ.setdefault(ALLOCATOR, "expandable_segments:True")
@@ -64,7 +57,7 @@ def choose_kernels(deterministic: bool | None) -> None:
 
 
 def seed_generators(value: int) -> None:
-    """Seed all random generators of this process, the device's included."""
+    """All of this process, the device's included."""
     random.seed(value)
     np.random.seed(value)
     torch.manual_seed(value)

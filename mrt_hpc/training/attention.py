@@ -1,14 +1,12 @@
 """Attention as the trainer computes it: the functions that transformers calls by the names registered here.
 
-In a packed row every sequence attends to its own positions alone. Where sequences share prefixes, each has a part of
-the row, and attends to its path: the positions of the prefix, wherever they are in the row, and then its own. Two ways
-compute it:
+In a packed row every sequence attends to its own positions. Where sequences share prefixes, each has a part of the row,
+and attends to its path: the positions of the prefix, then its own. Two ways compute it:
 
 - On a GPU in 16 bits, torch's flash attention for sequences of different lengths (torch 2.11 or newer). The keys of all
-  paths are gathered end to end; a part has fewer queries than keys, and its last query is at its last key.
-- Elsewhere, blocks: sequences of similar length are gathered into rows that are padded for the attention alone, and the
-  padding is left out of the result. A part that is at least half of its path is computed with the queries of its whole
-  path, of which the others are left out too: causal attention takes half the time of attention with a mask.
+paths lie end to end; the last query of a part is at its last key.
+- Elsewhere, blocks: sequences of similar length become padded rows. A part that is at least half of its path is
+computed with the queries of its whole path, as causal attention takes half the time of attention with a mask.
 """
 
 import inspect
@@ -41,25 +39,21 @@ Paths = Sequence[Places]
 
 
 CPU_ATTENTION = "sdpa_in_32_bits"
-"""The name under which attention of padded rows on a CPU is registered in transformers."""
 
 PACKED_ATTENTION = "packed_row"
-"""The name under which attention of packed rows is registered in transformers."""
 
 BLOCK_FULLNESS = 0.75
-"""The shortest sequence of a block is at least this share of its longest: few blocks, and little padding in each."""
+"""The least ratio of the shortest sequence of a block to its longest: few blocks, and little padding."""
 
 FLASH_CAPABILITY = (8, 0)
-"""The oldest GPUs for which torch has flash attention."""
+"""The oldest GPUs with flash attention."""
 
 CAUSAL = (-1, 0)
-"""The window of a position: all that is before it, and nothing behind it."""
+"""A position's window: all before it."""
 
 
 def _variable_length_attention() -> Callable[..., Any] | None:
-    """Return torch's flash attention for sequences of different lengths; None where this version of torch has none that
-    takes a window.
-    """
+    """None where torch has none that takes a window."""
     with suppress(ImportError):
         from torch.nn.attention.varlen import varlen_attn
 
@@ -71,19 +65,16 @@ def _variable_length_attention() -> Callable[..., Any] | None:
 
 
 VARIABLE_LENGTH_ATTENTION = _variable_length_attention()
-"""Torch's flash attention for sequences of different lengths, or None."""
 
 
 class Segments(Protocol):
-    """Which positions of a packed row attend to which, in the form that one way of attention takes."""
-
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
-        """Return the [N, H, D] attention of [N, H, D] queries to [N, K, D] keys and values."""
+        """[N, H, D] attention of [N, H, D] queries to [N, K, D] keys and values."""
 
 
 @dataclass(frozen=True)
 class VariableLengths:
-    """What flash attention is given: where each part ends, and where its keys are."""
+    """Arguments of flash attention: where each part ends, and where its keys are."""
 
     ends: torch.Tensor
     """[S + 1] int32, from 0 to N."""
@@ -92,11 +83,10 @@ class VariableLengths:
     """[S + 1] int32, from 0 to the number of positions of all paths."""
     longest_path: int
     paths: torch.Tensor | None
-    """The positions of all paths, end to end; None where every part attends to itself alone."""
+    """Positions of all paths, end to end; None where every part attends to itself alone."""
 
     @staticmethod
     def of(lengths: Sequence[int], device: torch.device, paths: Paths | None = None) -> "VariableLengths":
-        """Return the form of parts that lie end to end."""
         ends, longest = _ends(lengths, device), max(lengths)
         if paths is None:
             return VariableLengths(ends, longest, ends, longest, None)
@@ -105,7 +95,6 @@ class VariableLengths:
         return VariableLengths(ends, longest, _ends(widths, device), max(widths), places)
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
-        """Return the [N, H, D] attention."""
         assert VARIABLE_LENGTH_ATTENTION is not None  # see has_flash_attention
         if self.paths is not None:
             key, value = (take_rows(t, self.paths, repeated=True) for t in (key, value))
@@ -126,27 +115,24 @@ class VariableLengths:
 
 @dataclass(frozen=True)
 class Block:
-    """Some parts of similar length, filled up on the right with place 0: B parts, Q queries, K keys."""
+    """Parts of similar length, filled up on the right with place 0: B parts, Q queries, K keys."""
 
     queries: torch.Tensor
-    """[B, Q] the places in the row of the queries."""
+    """[B, Q] places in the row."""
     keys: torch.Tensor
-    """[B, K] those of the keys; the queries' where ``seen`` is None."""
+    """[B, K] places in the row; the queries' where ``seen`` is None."""
     seen: torch.Tensor | None
     """[B, 1, Q, K] which keys a query attends to; None for causal attention."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """What attention of padded rows is given: blocks of parts of similar length."""
-
     blocks: tuple[Block, ...]
     found: torch.Tensor
-    """[N] where in the queries of all blocks, laid end to end, each position of the row is."""
+    """[N] where each position of the row is among the queries of all blocks, end to end."""
 
     @staticmethod
     def of(lengths: Sequence[int], device: torch.device, paths: Paths | None = None) -> "Blocks":
-        """Return the form of parts that lie end to end."""
         paths = paths or np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
         blocks = [
             *(_causal_block(*parts) for parts in _alike(lengths, paths, mostly_own=True)),
@@ -158,11 +144,10 @@ class Blocks:
             for number, (places, skipped) in enumerate(rows):
                 block_of[places] = before + number * block.queries.shape[1] + skipped + np.arange(len(places))
             before += block.queries.numel()
-        moved = tuple(Block(b.queries.to(device), b.keys.to(device), _moved(b.seen, device)) for b, _ in blocks)
+        moved = tuple(Block(b.queries.to(device), b.keys.to(device), _move_to(b.seen, device)) for b, _ in blocks)
         return Blocks(moved, torch.from_numpy(block_of).to(device))
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
-        """Return the [N, H, D] attention."""
         shared = query.shape[1] != key.shape[1]
         flat = [t.flatten(1) for t in (query, key, value)]  # selecting rows of a matrix is the fastest
         outputs = []
@@ -182,14 +167,12 @@ def _ends(lengths: Sequence[int], device: torch.device) -> torch.Tensor:
     return torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
 
 
-def _moved(tensor: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
+def _move_to(tensor: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
     return None if tensor is None else tensor.to(device)
 
 
 def _alike(lengths: Sequence[int], paths: Paths, mostly_own: bool) -> Iterator[tuple[list[int], list[Places]]]:
-    """Yield blocks of parts, with the length and the path of each: of those that are at least half of their path, or of
-    the others.
-    """
+    """Blocks of the parts that are at least half of their path, or of the others: lengths and paths."""
     chosen = [i for i, own in enumerate(lengths) if (2 * own >= len(paths[i])) == mostly_own]
     for members in blocks_of([len(paths[i]) for i in chosen], BLOCK_FULLNESS):
         block = [chosen[m] for m in members]
@@ -199,26 +182,24 @@ def _alike(lengths: Sequence[int], paths: Paths, mostly_own: bool) -> Iterator[t
 
 
 def _causal_block(lengths: list[int], paths: list[Places]) -> tuple[Block, list[tuple[Places, int]]]:
-    """Return a block whose queries are those of whole paths, and the places of each part with the number of queries
-    before them.
-    """
-    places = _filled(paths)
+    """A block with queries of whole paths, and each part's places and number of earlier queries."""
+    places = _fill_rows(paths)
     own = [(path[len(path) - n :], len(path) - n) for n, path in zip(lengths, paths, strict=True)]
     return Block(places, places, None), own
 
 
 def _late_block(lengths: list[int], paths: list[Places]) -> tuple[Block, list[tuple[Places, int]]]:
-    """Return a block whose queries are those of the parts alone, and the places of each part."""
+    """A block with queries of the parts alone, and each part's places."""
     own = [path[len(path) - n :] for n, path in zip(lengths, paths, strict=True)]
-    queries, keys = _filled(own), _filled(paths)
+    queries, keys = _fill_rows(own), _fill_rows(paths)
     starts = torch.tensor([len(path) - n for n, path in zip(lengths, paths, strict=True)])
     last_seen = starts[:, None] + torch.arange(queries.shape[1])
     seen = torch.arange(keys.shape[1]) <= last_seen[:, None, :, None]
     return Block(queries, keys, seen), [(places, 0) for places in own]
 
 
-def _filled(rows: list[Places]) -> torch.Tensor:
-    """Return [B, longest] rows that are filled up on the right with 0."""
+def _fill_rows(rows: list[Places]) -> torch.Tensor:
+    """[B, longest], filled up on the right with 0."""
     filled = np.zeros((len(rows), max(len(row) for row in rows)), np.int64)
     for number, row in enumerate(rows):
         filled[number, : len(row)] = row
@@ -226,14 +207,14 @@ def _filled(rows: list[Places]) -> torch.Tensor:
 
 
 def take_rows(tensor: torch.Tensor, places: torch.Tensor, repeated: bool) -> torch.Tensor:
-    """Return some rows of a tensor. Where rows are taken repeatedly, the gradients of one are summed in 32 bits."""
+    """Gradients of a row that is taken repeatedly are summed in 32 bits."""
     if repeated and tensor.dtype.itemsize == 2:
         return cast("torch.Tensor", _RepeatedRows.apply(tensor, places))  # type: ignore[no-untyped-call]
     return tensor.index_select(0, places)
 
 
 class _RepeatedRows(torch.autograd.Function):
-    """Rows of a tensor of 16 bits: a sum of many gradients in 16 bits would lose most of the small ones."""
+    """A sum of many gradients in 16 bits would lose most of the small ones."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -251,14 +232,9 @@ class _RepeatedRows(torch.autograd.Function):
 def segments_of(
     lengths: Sequence[int], device: torch.device, dtype: torch.dtype, head_size: int, paths: Paths | None = None
 ) -> Segments:
-    """Return parts that lie end to end, in the form of the fastest attention for this device, number format and size of
-    heads.
+    """Parts that lie end to end, in the form of the fastest attention for this device, dtype and head size.
 
     Args:
-        lengths: of the parts.
-        device: where attention is computed.
-        dtype: its number format.
-        head_size: the size of a head.
         paths: for each part the positions that it attends to, its own last; None where these are all.
     """
     if has_flash_attention(device, dtype, head_size):
@@ -267,7 +243,7 @@ def segments_of(
 
 
 def has_flash_attention(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    """Return whether torch's flash attention computes heads of this size, in this number format, on this device."""
+    """Whether torch's flash attention takes these heads on this device."""
     return (
         VARIABLE_LENGTH_ATTENTION is not None
         and device.type == "cuda"
@@ -281,7 +257,7 @@ def has_flash_attention(device: torch.device, dtype: torch.dtype, head_size: int
 def _attention_in_32_bits(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention in 32 bits on a CPU: the backward pass of its bfloat16 kernel takes 3.5 times as long."""
+    """The backward pass of the bfloat16 kernel on a CPU takes 3.5 times as long."""
     with torch.autocast("cpu", enabled=False):
         wide = [t.float() for t in (query, key, value)]
         output, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, *wide, *rest, **options)
@@ -299,11 +275,8 @@ def _attention_of_a_packed_row(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention of one row: [1, H, N, D] queries, [1, K, N, D] keys and values.
-
-    Raises:
-        UserError: the model asks for a window, or does not hand on what it is given. Whatever else it asks for changes
-            log-probabilities of short sequences too, and is found there (see ``agreement``).
+    """One row of [1, H, N, D] queries, [1, K, N, D] keys and values. Refuses a window, or missing segments;
+    ``agreement`` finds whatever else changes log-probabilities.
     """
     if segments is None or attention_mask is not None or sliding_window is not None:
         raise UserError(
@@ -321,8 +294,8 @@ def _attention_of_a_packed_row(
 
 
 def _mask_of_a_packed_row(*_: Any, local_size: int | None = None, **__: Any) -> torch.Tensor | None:
-    """Return no mask, as ``segments`` say which positions attend to which; for attention in windows or chunks, which no
-    short sequence would show, a mask without data, so that a layer that uses it is refused.
+    """``segments`` takes the place of a mask. Short sequences would not show windows or chunks: these get a mask
+    without data, so that a layer that uses it is refused.
     """
     return None if local_size is None else torch.empty(0, 0, 0, 0)
 
@@ -349,23 +322,22 @@ class RowRanks:
     """The ranks that share each row with this one."""
 
     parts: int = 1
-    """The number of ranks that share a row, n; 1 where each rank has rows of its own."""
+    """n, the number of ranks that share a row."""
     row: int = 0
-    """Which of a micro-step's rows this rank works on."""
+    """Index of this rank's row within a micro-step."""
     part: int = 0
-    """Which of its n parts this rank holds."""
+    """Index of this rank's part of that row."""
     group: "ProcessGroup | None" = None
-    """These ranks as a group of their own; None where n is 1."""
+    """None where n is 1."""
 
     @staticmethod
     def of(ranks: "Ranks", parts: int) -> "RowRanks":
-        """Let each ``parts`` consecutive ranks share rows; their number must divide that of all ranks. Collective."""
+        """Let each ``parts`` consecutive ranks share rows. Collective."""
         group = distributed.new_subgroups(parts)[0] if parts > 1 else None
         return RowRanks(parts, ranks.rank // parts, ranks.rank % parts, group)
 
 
 OWN_ROWS = RowRanks()
-"""Each rank has rows of its own."""
 
 
 @dataclass(frozen=True)
@@ -373,36 +345,34 @@ class SharedRowSegments:
     """Attention of a row of which this rank holds L = W / n positions."""
 
     whole: Segments
-    """Which of the row's W positions attend to which."""
     ranks: RowRanks
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> torch.Tensor:
-        """Return the [L, H, D] attention of this rank's [L, H, D] queries to the whole row; [L, K, D] keys and values
-        are this rank's.
+        """[L, H, D] attention of this rank's [L, H, D] queries to the whole row; [L, K, D] keys and values are this
+        rank's.
         """
         parts = self.ranks.parts
-        split = [t.unflatten(1, (parts, -1)) for t in (query, repeated(key, parts), repeated(value, parts))]
+        split = [t.unflatten(1, (parts, -1)) for t in (query, repeat_heads(key, parts), repeat_heads(value, parts))]
         sent = torch.cat(split, 2).transpose(0, 1)
-        received = self._exchanged(sent).flatten(0, 1)
+        received = self._exchange_heads(sent).flatten(0, 1)
         own_query, own_key, own_value = received.split([t.shape[2] for t in split], 1)
         output = self.whole.attend(own_query, own_key, own_value, scale)
-        return self._exchanged(output.unflatten(0, (parts, -1))).transpose(0, 1).flatten(1, 2)
+        return self._exchange_heads(output.unflatten(0, (parts, -1))).transpose(0, 1).flatten(1, 2)
 
-    def _exchanged(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _exchange_heads(self, tensor: torch.Tensor) -> torch.Tensor:
         return cast("torch.Tensor", _Exchange.apply(tensor, self.ranks.group))  # type: ignore[no-untyped-call]
 
 
-def repeated(heads: torch.Tensor, parts: int) -> torch.Tensor:
-    """Repeat each of the K heads of a [L, K, D] tensor as often as is needed to give ``parts`` ranks equally many.
-
-    A query head keeps its head of keys: its rank has a copy of it, at the place where grouped attention looks for it.
+def repeat_heads(heads: torch.Tensor, parts: int) -> torch.Tensor:
+    """Repeat each of the K heads of a [L, K, D] tensor until ``parts`` ranks can have equally many, each where grouped
+    attention looks for it.
     """
     times = lcm(heads.shape[1], parts) // heads.shape[1]
     return heads.unsqueeze(2).expand(-1, -1, times, -1).flatten(1, 2)
 
 
 class _Exchange(torch.autograd.Function):
-    """Send slice i of an [n, ...] tensor to rank i of a group, and receive its slice for this rank as slice i."""
+    """Send slice i of an [n, ...] tensor to rank i of a group, and receive that rank's slice as slice i."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, group: "ProcessGroup") -> torch.Tensor:

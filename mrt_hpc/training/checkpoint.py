@@ -1,10 +1,7 @@
 """The trainer's resumable state: weights and optimiser by parameter name, the position in the data.
 
-It does not depend on the number of ranks, the ZeRO stage or the precision of its writer, so any trainer of the same
-model can load it; a trainer of the same shape continues bit for bit. It needs no state of random generators, as each
-iteration seeds them. It holds no pickle. A checkpoint is a directory,
-complete or absent: it is written under a temporary name, described by a manifest, and renamed. For weights for serving
-see ``export``.
+It does not depend on the writer's number of ranks, ZeRO stage or precision; a trainer of the same shape continues bit
+for bit. Random generators are seeded each iteration. It holds no pickle.
 """
 
 import hashlib
@@ -43,22 +40,20 @@ from mrt_hpc.run.manifest import (
     verify,
     write_manifest,
 )
-from mrt_hpc.run.retries import list_directory, retrying
+from mrt_hpc.run.retries import list_directory, retry_action
 from mrt_hpc.run.safetensors_file import Bytes, is_finite, not_finite, refuse_not_finite
 from mrt_hpc.training.engine import TrainerEngine
-from mrt_hpc.training.rendezvous import agree, exchange, on_rank_zero, together
+from mrt_hpc.training.rank_messages import agree, exchange, run_on_rank_zero, together
 from mrt_hpc.training.trained_state import KEYS, TrainedState
 
 STATE = "state.json"
 FILE_BYTES = 2 << 30
-"""The maximum size of one file, unless one parameter is larger; also the memory that a rank uses for its share."""
+"""Per file, unless one parameter is larger; also the memory that a rank uses for its share."""
 BYTES_PER_ELEMENT = 4 * len(KEYS)
 
 
 @dataclass(frozen=True)
 class TensorFile:
-    """One file of a checkpoint: the rank that writes it, and the parameters in it."""
-
     name: str
     rank: int
     parameters: tuple[str, ...]
@@ -68,10 +63,8 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any], **about: An
     """Write a checkpoint; collective. An error on one rank is raised on all, and no partial checkpoint is left.
 
     Args:
-        trainer: its state between two updates.
-        path: the directory to create, from ``RunLayout.checkpoint``.
-        cursor: how far the run has come, anything that JSON holds; ``load`` gives it back.
-        about: more for the manifest.
+        path: from ``RunLayout.checkpoint``.
+        cursor: the run's progress as JSON; ``load`` gives it back.
 
     Returns:
         False when a checkpoint existed already; it is kept.
@@ -81,7 +74,7 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any], **about: An
         UserError: any other failure of a rank.
     """
     trained = TrainedState(trainer)
-    temporary = Path(on_rank_zero(lambda: _make_temporary(path)))
+    temporary = Path(run_on_rank_zero(lambda: _make_temporary(path)))
     try:
         own, failure = _write_share(trained, temporary, trainer.ranks.rank, trainer.ranks.world_size)
         agree(failure)
@@ -101,19 +94,17 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any], **about: An
             write_manifest(temporary, files, step=trainer.step, **{PLACE: place_of(path), **about})
             return commit_directory(temporary, path)
 
-        return on_rank_zero(commit)
+        return run_on_rank_zero(commit)
     finally:
         if trainer.ranks.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
 def load(trainer: TrainerEngine, path: Path) -> dict[str, Any]:
-    """Restore a checkpoint that ``good`` has found and return its cursor; collective.
-
-    Raises:
-        UserError: the checkpoint is not of this format, or is of another model.
+    """Restore a checkpoint that ``good`` has found and return its cursor; collective. Refuses another
+    format or model.
     """
-    state, files = on_rank_zero(lambda: list[Any](_contents(path)))
+    state, files = run_on_rank_zero(lambda: list[Any](_contents(path)))
     trained = TrainedState(trainer)
     together(lambda: _take_up(trained, path, files))
     trained.optimizer_steps = state["optimizer_steps"]
@@ -123,20 +114,17 @@ def load(trainer: TrainerEngine, path: Path) -> dict[str, Any]:
 
 
 def good(checkpoints: Path, on_bad: Callable[[Path, UserError], None]) -> Path | None:
-    """Return the newest undamaged checkpoint; reads all of it, so only one process should call it.
-
-    Args:
-        checkpoints: the directory of all checkpoints.
-        on_bad: called with each newer one that is damaged, newest first, and what is wrong with it.
+    """The newest undamaged checkpoint; reads all of it, so only one process should call it. ``on_bad`` is called with
+    each newer damaged one.
 
     Raises:
         UserError: one cannot be read at the moment, which is no reason to pass it over.
     """
-    for path in reversed(_numbered(checkpoints)):
+    for path in reversed(_numbered_entries(checkpoints)):
         try:
-            retrying(partial(verify, path), f"reading {path}")
-            retrying(partial(_contents, path), f"reading {path}")
-            retrying(partial(refuse_not_finite, path), f"reading {path}")
+            retry_action(partial(verify, path), f"reading {path}")
+            retry_action(partial(_contents, path), f"reading {path}")
+            retry_action(partial(refuse_not_finite, path), f"reading {path}")
         except UserError as error:
             if not path.exists():  # it was removed while it was read: newer ones exist by now
                 return good(checkpoints, on_bad)
@@ -151,14 +139,10 @@ def good(checkpoints: Path, on_bad: Callable[[Path, UserError], None]) -> Path |
 
 
 def retain(checkpoints: Path, keep: int) -> list[Path]:
-    """Remove old checkpoints and the leftovers of writers that died; only one process may call it.
-
-    The newest ``keep`` checkpoints stay.
-
-    Returns:
-        The checkpoints removed.
+    """Keep the newest ``keep`` checkpoints; return the removed ones. Also removes leftovers of dead writers, so only
+    one process may call it.
     """
-    doomed = [p for p in _numbered(checkpoints) if (p / MANIFEST).is_file()][: -max(1, keep)]
+    doomed = [p for p in _numbered_entries(checkpoints) if (p / MANIFEST).is_file()][: -max(1, keep)]
     for path in doomed:
         remove_whole(path)
     remove_leftovers(checkpoints)
@@ -166,7 +150,7 @@ def retain(checkpoints: Path, keep: int) -> list[Path]:
 
 
 def plan_files(shapes: dict[str, tuple[int, ...]], world_size: int) -> list[list[TensorFile]]:
-    """Return the plan of files, the same on every rank: rounds of at most one file per rank, in even shares."""
+    """The same on every rank: rounds of at most one file per rank, in even shares."""
     loads = [0] * world_size
     chunks: list[list[list[str]]] = [[] for _ in range(world_size)]
     room = [0] * world_size
@@ -193,11 +177,10 @@ def plan_files(shapes: dict[str, tuple[int, ...]], world_size: int) -> list[list
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> FileSum:
-    """Write 32-bit tensors as a safetensors file and flush it to the disk; return its size and checksum. Tensors that
-    are not finite are not written.
+    """Write finite 32-bit tensors as a safetensors file and flush it to the disk.
 
-    safetensors' own writer hides the number of an error, and replaces an existing file at ``path``. The checksum is
-    computed from memory while the disk is busy, so that no rank has to read what another has written.
+    safetensors' own writer hides the number of an error, and replaces an existing file. The checksum is computed from
+    memory while the disk is busy, so that no rank has to read another's file.
     """
     if bad := [name for name, tensor in tensors.items() if not is_finite("F32", _bytes(tensor))]:
         raise UserError(
@@ -239,13 +222,8 @@ def _sha256(parts: list[Any]) -> str:
 def _write_share(
     trained: TrainedState, directory: Path, rank: int, world_size: int
 ) -> tuple[dict[str, FileSum], Exception | None]:
-    """Gather all parameters, each on the rank that writes it.
-
-    A rank that cannot write continues to gather, as the others wait for it. The files of a round are written side by
-    side.
-
-    Returns:
-        The files that this rank has written, and the error where it could not write one.
+    """Gather each parameter on the rank that writes it. A rank that cannot write continues to gather, as the others
+    wait for it, and returns its error with the files so far.
     """
     failure: Exception | None = None
     sums: dict[str, FileSum] = {}
@@ -267,7 +245,7 @@ def _write_share(
 
 
 def _take_up(trained: TrainedState, directory: Path, files: list[str]) -> None:
-    """Copy this process's pieces into place, one tensor at a time, after a check that all tensors fit."""
+    """One tensor at a time, after a check that all fit."""
     shapes = trained.shapes
     wanted = {_label(name, key): shape for name, shape in shapes.items() for key in KEYS}
     stored: dict[str, tuple[int, ...]] = {}
@@ -292,7 +270,7 @@ def _take_up(trained: TrainedState, directory: Path, files: list[str]) -> None:
 
 
 def _contents(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the state and the tensor files' names of a checkpoint; does not check the files for damage."""
+    """The manifest's state and names of tensor files; the files are not checked."""
     manifest = read_manifest(path)
     files = sorted(name for name in manifest.files if name.endswith(".safetensors"))
     if STATE not in manifest.files or not files:
@@ -314,8 +292,7 @@ def _label(name: str, key: str) -> str:
     return f"{name}|{key}"
 
 
-def _numbered(checkpoints: Path) -> list[Path]:
-    """Return all entries with the name of a checkpoint, ascending."""
+def _numbered_entries(checkpoints: Path) -> list[Path]:
     numbered = ((RunLayout.step_of(p), p) for p in list_directory(checkpoints))
     return [p for _, p in sorted((number, p) for number, p in numbered if number is not None)]
 

@@ -1,9 +1,8 @@
 """The trainer: one DeepSpeed engine on any number of ranks, ZeRO stage 0 to 3.
 
-Every rank receives the same whole batch and computes its share of it: micro-batches of its own, or a part of those that
-it shares with other ranks (see ``sequence_parallel``). The loss is divided by the batch's token count, never by a count
-of micro-batches or ranks, so the result depends on neither. Reads no shards and writes no files: see ``checkpoint`` and
-``export``.
+Every rank receives the whole batch and computes its share: micro-batches of its own, or a part of shared ones (see
+``sequence_parallel``). The loss is divided by the batch's token count, so the result depends on no number of
+micro-batches or ranks. Reads no shards and writes no files: see ``checkpoint`` and ``export``.
 """
 
 import logging
@@ -20,7 +19,7 @@ from torch import distributed
 from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training.accelerator import deepspeed, device, seed_generators
-from mrt_hpc.training.agreement import settle
+from mrt_hpc.training.agreement import require_agreement
 from mrt_hpc.training.attention import RowRanks
 from mrt_hpc.training.losses import TokenLoss, likelihood_loss, policy_loss
 from mrt_hpc.training.micro_batch import MicroBatch, arrange, lay_out, part_of
@@ -33,36 +32,32 @@ from mrt_hpc.training.update_statistics import SkippedStep, Stopwatch, Tally, Up
 log = logging.getLogger(__name__)
 
 LARGEST_BUCKET = 500_000_000
-"""The number of elements that ZeRO sends at once; a small model needs no buffer larger than itself."""
+"""Elements that ZeRO sends at once; a small model needs no larger buffer than itself."""
 
 
 @dataclass(frozen=True)
 class MicroStep:
-    """This rank's part of one forward and backward pass."""
-
     batch: MicroBatch
     chunks: int
-    """The number of pieces for the vocabulary projection, the same on every rank."""
+    """Pieces of the vocabulary projection, the same on every rank."""
 
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """The sequences of one optimiser step, as this rank holds them."""
+    """One optimiser step's sequences, as this rank holds them."""
 
     micro_steps: list[MicroStep]
     trained_tokens: int
-    """The trained tokens of the whole mini-batch on all ranks, the divisor of the loss."""
+    """The divisor of the loss: the trained tokens on all ranks."""
     positions: int
     padding: int
     shared: int
     computed: Sequence[TrainingSequence]
-    """The sequences that pass through the model."""
     shares: Sequence[Sequence[tuple[int, ...]]]
-    """[micro-steps][rows] which of them are in each row."""
+    """[micro-steps][rows] the sequences of each row."""
 
 
 def log_skipped(skipped: SkippedStep) -> None:
-    """Log an optimiser step that was not taken."""
     log.warning("%s", skipped)
 
 
@@ -78,15 +73,15 @@ class TrainerEngine:
         self.ranks = ranks
         self.reference = reference
         self.step = 0
-        """The number of optimiser steps taken since the start of the run."""
+        """Optimiser steps since the start of the run."""
         self.skipped_in_a_row = 0
-        """The number of optimiser steps skipped since the last one that was taken."""
+        """Optimiser steps skipped since the last one that was taken."""
         self._kernels = self.policy.kernels
         self._row_ranks = self.policy.row_ranks
 
     @property
     def policy(self) -> Policy:
-        """The module inside the engine; under ZeRO-3 its parameters are partitioned."""
+        """Under ZeRO-3 its parameters are partitioned."""
         return self.engine.module
 
     def update(
@@ -95,11 +90,8 @@ class TrainerEngine:
         """Take one iteration's optimiser steps on ``batch``, which is the same on every rank.
 
         A batch without a trained token takes no step. A step whose loss or gradient norm is not finite is skipped on
-        every rank: it changes neither weights nor optimiser, and does not advance the learning rate.
-
-        Args:
-            batch: all sequences.
-            on_skip: called on every rank after a step was skipped, with the same argument; it may raise.
+        every rank: weights, optimiser and learning rate stay. ``on_skip`` is called afterwards on every rank, with the
+        same argument; it may raise.
         """
         started = time.perf_counter()
         clock, tally = Stopwatch(), Tally(device())
@@ -116,14 +108,12 @@ class TrainerEngine:
                 norms.append(norm)
                 tally.include(own)
             else:
-                on_skip(self._skipped(number, mini_batch, own))
+                on_skip(self._describe_skip(number, mini_batch, own))
         return self._stats(batch, mini_batches, norms, clock, tally, started)
 
     def prepare(self, sequences: Sequence[TrainingSequence]) -> MiniBatch:
-        """Pack one mini-batch and lay out this rank's share of it.
-
-        Sequences without any advantage count in the divisor but are not computed, unless the KL term gives them a
-        gradient.
+        """Pack one mini-batch and lay out this rank's share. Sequences without any advantage count in the divisor but
+        are not computed, unless the KL term gives them a gradient.
         """
         computed = [
             s for s in sequences if s.trained_tokens and (s.has_signal or self.settings.training.kl_coefficient > 0)
@@ -153,11 +143,9 @@ class TrainerEngine:
         """Compute the gradient of a mini-batch; afterwards it is complete on all ranks.
 
         Args:
-            mini_batch: the result of ``prepare``.
-            old_logprobs: log-probabilities before the iteration, a tensor a micro-step; None before its first step,
-                where they are those of the forward pass itself.
+            old_logprobs: before the iteration, a tensor a micro-step; None before its first step, where the forward
+                pass gives them.
             clock: receives the seconds of forward and backward.
-            tally: receives the token sums.
         """
         clock, tally = clock or Stopwatch(), tally or Tally(device())
         last = len(mini_batch.micro_steps) - 1
@@ -172,10 +160,9 @@ class TrainerEngine:
             tally.add(loss, mini_batch.trained_tokens)
 
     def apply(self) -> float:
-        """Clip the accumulated gradient, take one optimiser step, return the global norm before clipping.
-
-        Where the norm is not finite, the gradient is dropped and nothing changes, on every rank. DeepSpeed's optimisers
-        do so by themselves; where it wraps none, it would take the step.
+        """Clip the gradient, take one optimiser step, return the global norm before clipping. Where the norm is not
+        finite, nothing changes on any rank. DeepSpeed's optimisers see to that themselves; where it wraps none, it
+        would take the step.
         """
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.learning_rate(self.step)
@@ -190,7 +177,6 @@ class TrainerEngine:
         return norm
 
     def learning_rate(self, step: int) -> float:
-        """Return the learning rate of one optimiser step."""
         return learning_rate(step, self.settings.total_steps, self.settings.training)
 
     def _mini_batches(self, batch: Sequence[TrainingSequence]) -> list[MiniBatch]:
@@ -210,11 +196,8 @@ class TrainerEngine:
         return MicroStep(batch.to(device()), chunks)
 
     def _chunks(self, sequences: Sequence[TrainingSequence], plan: Sequence[Sequence[tuple[int, ...]]]) -> list[int]:
-        """Return the number of pieces for the projection in each micro-step, the same on every rank.
-
-        ZeRO-3 fetches weights ahead in the order that it has seen before, and stops fetching ahead, without a message,
-        when the order changes: under ZeRO-3 the count is therefore that of the largest micro-batch that the recipe
-        allows, in every micro-step.
+        """Pieces of the projection in each micro-step, the same on every rank. ZeRO-3 silently stops prefetching
+        weights when their order changes: its count is always that of the largest allowed micro-batch.
         """
         # in a shared row one position may predict many tokens, and all of them may be in one part
         parts = self._row_ranks.parts if self._kernels.batching is Batching.PACKED else 1
@@ -245,12 +228,11 @@ class TrainerEngine:
 
     @torch.no_grad()
     def logprobs(self, mini_batch: MiniBatch) -> list[torch.Tensor]:
-        """Return the log-probabilities of the trained tokens of this rank's share, a tensor a micro-step."""
         return [self.engine(m.batch, m.chunks)[0] for m in mini_batch.micro_steps]
 
-    def _skipped(self, number: int, mini_batch: MiniBatch, tally: Tally) -> SkippedStep:
-        """Describe a skipped step: the sequences of the micro-batches whose loss is not finite, on any rank; or all of
-        the mini-batch where only the gradient is not finite. Collective.
+    def _describe_skip(self, number: int, mini_batch: MiniBatch, tally: Tally) -> SkippedStep:
+        """The sequences of the micro-batches without a finite loss, on any rank; or the whole mini-batch where only the
+        gradient is not finite. Collective.
         """
         bad = torch.zeros(len(mini_batch.shares), len(mini_batch.shares[0]), dtype=torch.int64, device=device())
         bad[:, self._row_ranks.row] = ~tally.finite_losses
@@ -265,7 +247,7 @@ class TrainerEngine:
         return SkippedStep(number, "loss" if skipped else "gradient", skipped or list(mini_batch.computed))
 
     def _plain_gradient_norm(self) -> float | None:
-        """Return the gradient norm where DeepSpeed wraps no optimiser (stage 0 in 32 bits) and so reports none."""
+        """The norm where DeepSpeed wraps no optimiser (stage 0 in 32 bits), and so reports none."""
         if self.engine.zero_optimization():
             return None
         gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
@@ -280,7 +262,7 @@ class TrainerEngine:
         tally: Tally,
         started: float,
     ) -> UpdateStats:
-        loss, sums, mismatch_max = tally.gathered()
+        loss, sums, mismatch_max = tally.gather_sums()
         computed, steps = max(1.0, sums["tokens"]), max(1, len(norms))
         positions, shared = sum(m.positions for m in mini_batches), sum(m.shared for m in mini_batches)
         padding = sum(m.padding for m in mini_batches)
@@ -315,17 +297,9 @@ class TrainerEngine:
 
 
 def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks) -> TrainerEngine:
-    """Start a trainer from a Hugging Face directory; collective, after ``rendezvous.join`` (and, before that,
-    ``accelerator.choose_kernels``).
-
-    Args:
-        settings: the settings of the run.
-        model_dir: the initial weights, and the frozen reference of a KL term, which is kept whole on every rank; also
-            the source of the published configuration and tokenizer files.
-        ranks: the place of this process among the ranks.
-
-    Raises:
-        UserError: the model is not usable, or its log-probabilities are not computed as it does (see ``agreement``).
+    """Start a trainer from a Hugging Face directory; collective, after ``accelerator.choose_kernels`` and
+    ``rendezvous.join``. ``model_dir`` also has the frozen reference of a KL term (whole on every rank), and the
+    configuration and tokenizer to publish. Refuses a model that fails ``agreement``.
     """
     seed_generators(derive_seed(settings.seed, "trainer", ranks.rank))
     training = settings.training
@@ -350,13 +324,13 @@ def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks) -> TrainerEn
     )
     engine.train()
     longest = settings.longest or longest_of_model(model_dir)
-    settle(engine.module, longest, model_dir, settings.seed)
+    require_agreement(engine.module, longest, model_dir, settings.seed)
     reference = _reference(settings, model_dir, engine.module) if training.kl_coefficient > 0 else None
     return TrainerEngine(engine, settings, model_dir, ranks, reference)
 
 
 def deepspeed_config(settings: TrainerSettings, parameters: int) -> dict[str, Any]:
-    """Return DeepSpeed's configuration for a model of this size; the micro-batches per step are left open."""
+    """The micro-batches per step are left open."""
     bf16 = settings.training.precision is Precision.BF16
     bucket = min(LARGEST_BUCKET, parameters + parameters % 2)  # ZeRO 1 and 2 need an even number
     return {
@@ -381,22 +355,17 @@ def deepspeed_config(settings: TrainerSettings, parameters: int) -> dict[str, An
 
 
 def _nan_unless_finite(loss: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return the factor of a loss, NaN where the loss is not finite: its gradient may be finite, and a gradient of NaN
-    is what all ranks notice.
-    """
+    """The gradient of a loss that is not finite may be; all ranks notice a gradient of NaN."""
     return torch.where(loss.detach().isfinite(), scale, torch.nan)
 
 
 def _most_trained(sequences: Sequence[TrainingSequence], parts: int) -> int:
-    """Return the maximum number of trained tokens in one of the parts of a row in which sequences lie end to end: each
-    position predicts one token.
-    """
+    """The most in one part of a row in which sequences lie end to end; each position predicts one token."""
     positions = sum(s.width for s in sequences)
     return min(sum(s.trained_tokens for s in sequences), -(-positions // parts))
 
 
 def _parameter_groups(policy: Policy, weight_decay: float) -> list[dict[str, Any]]:
-    """Apply weight decay to matrices only, not to norms and biases."""
     parameters = [p for p in policy.parameters() if p.requires_grad]
     dimensions = [len(getattr(p, "ds_shape", p.shape)) for p in parameters]  # a partitioned parameter is flat
     return [
@@ -406,7 +375,7 @@ def _parameter_groups(policy: Policy, weight_decay: float) -> list[dict[str, Any
 
 
 def _reference(settings: TrainerSettings, directory: Path, trained: Policy) -> Policy:
-    """Return the frozen reference, which computes as the trained policy does."""
+    """Computes as the trained policy does."""
     policy = load_policy(
         directory,
         settings.temperature,

@@ -15,39 +15,33 @@ from mrt_hpc.run.safetensors_file import is_finite, not_finite
 from mrt_hpc.run.weights_delta import TensorBytes, TensorKind
 from mrt_hpc.training.accelerator import deepspeed
 from mrt_hpc.training.engine import TrainerEngine
-from mrt_hpc.training.host_memory import to_host
-from mrt_hpc.training.rendezvous import on_rank_zero
+from mrt_hpc.training.host_memory import copy_to_host
+from mrt_hpc.training.rank_messages import run_on_rank_zero
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NAMES = {
     torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-"""The names of number formats in safetensors."""
 COMPANIONS = {".json", ".jinja", ".txt", ".model", ".py"}
-"""Suffixes of the small files that belong to a model: tokenizer, chat template, generation defaults, own code."""
+"""Suffixes of tokenizer, chat template, generation defaults, own code."""
 SHARD_SIZE = "1GB"
-"""The maximum size of one file of weights; several files let the checksums of a large model be computed in parallel."""
+"""Checksums of several files are computed in parallel."""
 
 
 @dataclass(frozen=True)
 class GatheredWeights:
-    """The weights of a trainer on rank 0, in the number format in which they are published; empty elsewhere."""
+    """A trainer's weights on rank 0, in the published number format; empty elsewhere."""
 
     trainer: TrainerEngine
     dtype: str
     tensors: dict[str, torch.Tensor]
 
     def write(self, directory: Path) -> None:
-        """Fill an existing directory with a complete Hugging Face model."""
         write(self.trainer, self.tensors, self.dtype, directory)
 
     def refuse_not_finite(self) -> None:
-        """Refuse weights that hold a NaN or an infinity: they are published in no form.
-
-        Raises:
-            UserError: they do.
-        """
+        """Weights with a NaN or an infinity are published in no form."""
         tensors = self.as_bytes()
         with ThreadPoolExecutor(CHECKSUMS_AT_ONCE) as pool:
             finite = list(pool.map(lambda tensor: is_finite(tensor.kind.dtype, tensor.data), tensors))
@@ -62,34 +56,25 @@ class GatheredWeights:
             )
 
     def as_bytes(self) -> list[TensorBytes]:
-        """The tensors by name, as bytes that share their memory."""
-        return [_as_bytes(name, self.tensors[name]) for name in sorted(self.tensors)]
+        """Named bytes that share the tensors' memory."""
+        return [_tensor_bytes(name, self.tensors[name]) for name in sorted(self.tensors)]
 
 
-def _as_bytes(name: str, tensor: torch.Tensor) -> TensorBytes:
+def _tensor_bytes(name: str, tensor: torch.Tensor) -> TensorBytes:
     kind = TensorKind(name, NAMES.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape))
     return TensorBytes(kind, tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
-def gathered(trainer: TrainerEngine, dtype: str) -> GatheredWeights:
-    """The trainer's weights, all finite; collective.
-
-    Args:
-        trainer: between two updates.
-        dtype: number format of the published weights: float32, bfloat16 or float16.
-
-    Raises:
-        UserError: they hold a NaN or an infinity.
-    """
+def gather_weights(trainer: TrainerEngine, dtype: str) -> GatheredWeights:
+    """The trainer's weights, all finite, as float32, bfloat16 or float16; collective."""
     weights = GatheredWeights(trainer, dtype, gather(trainer, DTYPES[dtype]))
-    on_rank_zero(weights.refuse_not_finite)
+    run_on_rank_zero(weights.refuse_not_finite)
     return weights
 
 
 def gather(trainer: TrainerEngine, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return all weights by name on the CPU of rank 0, and nothing elsewhere. Only one parameter at a time is whole on
-    a device. Buffers keep their number format: biases of a router that differ by less than bfloat16 resolves would send
-    the tokens to other experts.
+    """All weights by name on the CPU of rank 0; one parameter at a time is whole on a device. Buffers keep their number
+    format: router biases that differ by less than bfloat16 resolves would send tokens to other experts.
     """
     model = trainer.policy.model
     partitioned = trainer.engine.zero_optimization_partition_weights()
@@ -101,12 +86,11 @@ def gather(trainer: TrainerEngine, dtype: torch.dtype) -> dict[str, torch.Tensor
             if trainer.ranks.rank == 0:
                 is_weight = isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point()
                 kind = dtype if is_weight else tensor.dtype
-                weights[name] = to_host(tensor, kind)
+                weights[name] = copy_to_host(tensor, kind)
     return weights
 
 
 def write(trainer: TrainerEngine, weights: dict[str, torch.Tensor], dtype: str, directory: Path) -> None:
-    """Fill ``directory`` with a complete Hugging Face model."""
     trainer.policy.model.save_pretrained(directory, state_dict=weights, max_shard_size=SHARD_SIZE)
     source = trainer.source_dir
     for file in source.iterdir():

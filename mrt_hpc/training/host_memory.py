@@ -1,10 +1,9 @@
-"""Tensors of a GPU in the memory of the host: copies of them, and all those of an idle trainer, which leave the GPU
-between two updates, so that a vLLM server can use that memory.
+"""Tensors of a GPU in the memory of the host: copies, and the whole state of an idle trainer, so that a vLLM server can
+use the GPU.
 
-Copies go through two pinned pieces, one of which the GPU fills while the cores empty the other. With an H100 and 16
-cores that was 13 times as fast as a copy into memory that is not pinned, and 4 times as fast on the way back
-(``tests/benchmarks/results/README.md``). Pinned memory for all of it would be no help: torch rounds it up to a power
-of two and keeps it, which could be twice the trainer's state.
+Copies go through two pinned pieces: with an H100 and 16 cores 13 times as fast as into unpinned memory, and 4 times on
+the way back (``benchmarks/results/README.md``). torch rounds pinned memory up to a power of two and keeps it: pinning
+all could take twice the trainer's state.
 """
 
 import gc
@@ -15,16 +14,10 @@ import torch
 from mrt_hpc.training.accelerator import synchronize
 
 PIECE = 64 * 2**20
-"""Bytes of a pinned piece."""
 
 
-def to_host(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a copy of a tensor in the memory of the host.
-
-    Args:
-        tensor: on any device.
-        dtype: of the copy; that of the tensor where it is None.
-    """
+def copy_to_host(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A copy in the memory of the host, in the tensor's dtype by default."""
     tensor = tensor.detach()
     if not tensor.is_cuda or tensor.numel() < 2:  # one number may keep strides with which it has no view of bytes
         return tensor.to("cpu", dtype or tensor.dtype, copy=True)
@@ -41,23 +34,18 @@ def to_host(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Ten
 
 @dataclass(frozen=True)
 class Parked:
-    """The content of some memory that was on a device."""
-
     storage: torch.UntypedStorage
-    """The memory, now of no bytes."""
+    """The device's memory, now of no bytes."""
     content: torch.Tensor
-    """A copy in the memory of the host, uint8 [bytes]."""
+    """Its copy in the memory of the host, uint8 [bytes]."""
 
 
 def park(device_type: str) -> list[Parked]:
-    """Copy the memory of all tensors of this process that lie on a device to the host, and free it there. No tensor
-    on the device may be used until :func:`unpark`; values do not change.
-
-    Args:
-        device_type: as in ``cuda``.
+    """Move the memory of all this process's tensors on a device to the host. No such tensor may be used until
+    :func:`unpark`; values do not change.
     """
     synchronize()  # work of other streams may still write
-    parked = [_parked(storage) for storage in _storages(device_type)]
+    parked = [_park_storage(storage) for storage in _storages(device_type)]
     if device_type == "cuda":
         # cuBLAS works in 64 MiB of torch's memory that Python does not see. They lie among what is freed here, and
         # kept some 4 GiB of it on the GPU.
@@ -67,7 +55,7 @@ def park(device_type: str) -> list[Parked]:
 
 
 def unpark(parked: list[Parked]) -> None:
-    """Bring everything back to its device, bit by bit as it was; afterwards the list is empty."""
+    """Afterwards the list is empty."""
     while parked:
         moved = parked.pop()
         moved.storage.resize_(moved.content.nbytes)
@@ -75,8 +63,8 @@ def unpark(parked: list[Parked]) -> None:
     synchronize()  # streams of ZeRO 3 read without waiting for the one that copies
 
 
-def _parked(storage: torch.UntypedStorage) -> Parked:
-    content = to_host(_bytes_of(storage))
+def _park_storage(storage: torch.UntypedStorage) -> Parked:
+    content = copy_to_host(_bytes_of(storage))
     storage.resize_(0)
     return Parked(storage, content)
 
@@ -94,8 +82,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _copy_out(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy bytes from a GPU to the host."""
-    pieces, events = _pinned(source.nbytes), (torch.cuda.Event(), torch.cuda.Event())
+    pieces, events = _pinned_pieces(source.nbytes), (torch.cuda.Event(), torch.cuda.Event())
     parts = list(zip(source.split(PIECE), target.split(PIECE), strict=True))
     for number in range(len(parts) + 1):
         if number < len(parts):
@@ -109,11 +96,11 @@ def _copy_out(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def _copy_in(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy bytes from the host to any device."""
+    """Copy from the host to any device."""
     if not target.is_cuda:
         target.copy_(source)
         return
-    pieces, events = _pinned(source.nbytes), (torch.cuda.Event(), torch.cuda.Event())
+    pieces, events = _pinned_pieces(source.nbytes), (torch.cuda.Event(), torch.cuda.Event())
     for number, (part, place) in enumerate(zip(source.split(PIECE), target.split(PIECE), strict=True)):
         piece, event = pieces[number % 2][: len(part)], events[number % 2]
         event.synchronize()  # the GPU has read what lay in this piece
@@ -122,6 +109,6 @@ def _copy_in(source: torch.Tensor, target: torch.Tensor) -> None:
         event.record()
 
 
-def _pinned(size: int) -> list[torch.Tensor]:
-    """Return two pieces, of which small copies need only a part; torch keeps their memory for the next copies."""
+def _pinned_pieces(size: int) -> list[torch.Tensor]:
+    """Two pieces, of which small copies need only a part; torch keeps their memory for the next copies."""
     return [torch.empty(min(PIECE, size), dtype=torch.uint8, pin_memory=True) for _ in range(2)]

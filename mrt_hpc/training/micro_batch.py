@@ -1,4 +1,4 @@
-"""The tensors of one micro-batch, and the arrangement of sequences in micro-batches."""
+"""The tensors of one micro-batch, and the division of sequences among micro-batches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,33 +19,31 @@ class MicroBatch:
     """The tensors of one forward pass: B rows of W positions, S trained tokens in all."""
 
     input_ids: torch.Tensor
-    """[B, W] token ids; padded rows are filled up on the right with 0, and a packed or shared batch is one row."""
+    """[B, W]; padded rows are filled up on the right with 0, and a packed or shared batch is one row."""
     positions: torch.Tensor
     """[S] row * W + column of the position that predicts each trained token."""
     targets: torch.Tensor
     """[S] the trained tokens."""
     advantages: torch.Tensor
-    """[S] the advantage of each trained token."""
+    """[S]"""
     behaviour_logprobs: torch.Tensor
-    """[S] the log-probability of each trained token when it was sampled."""
+    """[S] at sampling."""
     lengths: tuple[int, ...] | None = None
-    """The lengths of the parts that lie end to end in the row of a packed or shared batch: a sequence, or what it does
-    not share with one before it. None of a padded batch. Where ranks share a row, these are the parts of the whole row.
+    """Parts that lie end to end in the whole row of a packed or shared batch: a sequence, or what it does not share
+    with one before it. None of a padded batch.
     """
     position_ids: torch.Tensor | None = None
-    """[1, W] the place of each token of a packed or shared batch in its own sequence; None of a padded one."""
+    """[1, W] the place of each token in its own sequence; None of a padded batch."""
     paths: tuple[NDArray[np.int64], ...] | None = None
-    """The positions, for each part of a shared batch, in the whole row of the tokens of its sequence up to its own last
-    one; None of other batches.
+    """For each part of a shared batch, the positions in the whole row of its sequence's tokens up to its
+    own last one.
     """
 
     @property
     def trained_tokens(self) -> int:
-        """S, the number of trained tokens."""
         return self.targets.numel()
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """Return the same micro-batch on another device."""
         moved: dict[str, Any] = {
             name: value.to(device) for name, value in vars(self).items() if isinstance(value, torch.Tensor)
         }
@@ -54,15 +52,12 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The micro-batches of some sequences on all ranks."""
-
     steps: list[packing.MicroStep]
     positions: int
-    """The number of positions that pass through the model, padding included."""
+    """All that pass through the model, padding included."""
     padding: int
-    """How many of them are padding."""
     shared: int
-    """The number of positions that do not pass again, as another sequence has the same tokens up to there."""
+    """Saved by equal beginnings of sequences."""
 
 
 def arrange(
@@ -71,11 +66,8 @@ def arrange(
     """Divide sequences among micro-batches, the same on every rank.
 
     Args:
-        batching: how sequences share a micro-batch.
-        sequences: all sequences.
-        world_size: the number of ranks.
-        max_tokens: the maximum number of positions of a micro-batch, unless it is one longer sequence.
-        parts: the number of ranks that share a micro-batch; a micro-step then has ``world_size / parts`` micro-batches.
+        max_tokens: positions of a micro-batch, unless it is one longer sequence.
+        parts: ranks that share a micro-batch; a micro-step then has ``world_size / parts`` micro-batches.
     """
     widths = [s.width for s in sequences]
     total, rows = sum(widths), world_size // parts
@@ -87,7 +79,7 @@ def arrange(
         steps = packing.pack_end_to_end(widths, rows, max_tokens)
         filler = sum(-sum(widths[i] for i in share) % parts for step in steps for share in step)
         return Arrangement(steps, total + filler, filler, 0)
-    ordered = packing.SortedSequences.of([_passed(s) for s in sequences])
+    ordered = packing.SortedSequences.of([_passed_ids(s) for s in sequences])
     steps = packing.pack_shared(ordered, rows, max_tokens)
     positions = [ordered.positions(ordered.places(share)) for step in steps for share in step]
     filler = sum(-count % parts for count in positions)
@@ -95,16 +87,15 @@ def arrange(
 
 
 def lay_out(batching: Batching, sequences: Sequence[TrainingSequence]) -> MicroBatch:
-    """Return the micro-batch of these sequences; without any, a filler of one position without a trained token."""
+    """Without sequences, a filler of one position without a trained token."""
     if batching is Batching.PADDED:
         return collate(sequences)
     return collate_shared(sequences) if batching is Batching.SHARED else collate_end_to_end(sequences)
 
 
 def part_of(batch: MicroBatch, part: int, parts: int) -> MicroBatch:
-    """Return one of several parts of a packed or shared batch, each of equally many consecutive positions.
-
-    The row is filled up on the right to a multiple of ``parts``. The lengths and paths stay those of the whole row.
+    """One of several parts of equally many consecutive positions. The row is filled up on the right to a multiple of
+    ``parts``; lengths and paths stay those of the whole row.
     """
     assert batch.lengths is not None and batch.position_ids is not None  # training_fits refuses padded batches
     missing = -batch.input_ids.shape[1] % parts
@@ -125,33 +116,32 @@ def part_of(batch: MicroBatch, part: int, parts: int) -> MicroBatch:
 
 
 def collate(sequences: Sequence[TrainingSequence]) -> MicroBatch:
-    """Lay sequences out in rows; without any sequence, return a filler of one row without a trained token."""
+    """Lay sequences out in rows; without any, a filler of one row without a trained token."""
     width = max((s.width for s in sequences), default=1)
     input_ids = np.zeros((max(1, len(sequences)), width), dtype=np.int64)
     for row, s in enumerate(sequences):
-        input_ids[row, : s.width] = _passed(s)
-    return _with_trained(input_ids, sequences, [row * width + np.arange(s.width) for row, s in enumerate(sequences)])
+        input_ids[row, : s.width] = _passed_ids(s)
+    return _add_trained(input_ids, sequences, [row * width + np.arange(s.width) for row, s in enumerate(sequences)])
 
 
 def collate_end_to_end(sequences: Sequence[TrainingSequence]) -> MicroBatch:
-    """Lay sequences out in one row; without any sequence, return a filler of one position without a trained token."""
+    """Lay sequences out in one row; without any, a filler of one position without a trained token."""
     lengths = tuple(s.width for s in sequences) or (1,)
-    ids = np.concatenate([_passed(s) for s in sequences]) if sequences else np.zeros(1, dtype=np.int64)
+    ids = np.concatenate([_passed_ids(s) for s in sequences]) if sequences else np.zeros(1, dtype=np.int64)
     starts = np.cumsum([0, *lengths])
     parts = [np.arange(length, dtype=np.int64) for length in lengths]
-    batch = _with_trained(ids[None], sequences, [start + p for start, p in zip(starts, parts, strict=False)])
+    batch = _add_trained(ids[None], sequences, [start + p for start, p in zip(starts, parts, strict=False)])
     return replace(batch, lengths=lengths, position_ids=torch.from_numpy(np.concatenate(parts)[None]))
 
 
 def collate_shared(sequences: Sequence[TrainingSequence]) -> MicroBatch:
-    """Lay sequences out in one row that has each of their shared prefixes once; see ``collate_end_to_end``.
-
-    The trained tokens are in the order of the row. Several may be predicted at one position.
+    """Lay sequences out in one row with each shared prefix once. Trained tokens are in the order of the row; one
+    position may predict several.
     """
     if not sequences:
         return collate_end_to_end(sequences)
-    row = packing.SharedRow.of([_passed(s) for s in sequences])
-    batch = _with_trained(row.ids[None], [sequences[i] for i in row.order], row.paths)
+    row = packing.SharedRow.of([_passed_ids(s) for s in sequences])
+    batch = _add_trained(row.ids[None], [sequences[i] for i in row.order], row.paths)
     parts = [(own, path) for own, path in zip(row.own, row.paths, strict=True) if own]
     return replace(
         batch,
@@ -161,25 +151,24 @@ def collate_shared(sequences: Sequence[TrainingSequence]) -> MicroBatch:
     )
 
 
-def _passed(s: TrainingSequence) -> NDArray[np.int64]:
-    """Return the token ids of a sequence that pass through the model."""
+def _passed_ids(s: TrainingSequence) -> NDArray[np.int64]:
     return np.asarray([*s.prompt_ids, *s.token_ids], dtype=np.int64)[: s.width]
 
 
-def _with_trained(
+def _add_trained(
     input_ids: NDArray[np.int64], sequences: Sequence[TrainingSequence], paths: Sequence[NDArray[np.int64]]
 ) -> MicroBatch:
-    """Add the trained tokens of sequences; a path gives the places of one sequence in the flattened token ids."""
+    """A path gives the places of one sequence in the flattened token ids."""
     kept = [np.flatnonzero(s.mask) for s in sequences]
     chosen = list(zip(sequences, kept, paths, strict=False))  # a filler has a path, and no sequence
     return MicroBatch(
         torch.from_numpy(input_ids),
-        _joined([path[len(s.prompt_ids) - 1 + k] for s, k, path in chosen], np.int64),
-        _joined([np.asarray(s.token_ids, dtype=np.int64)[k] for s, k, _ in chosen], np.int64),
-        _joined([s.advantages[k] for s, k, _ in chosen], np.float32),
-        _joined([s.behaviour_logprobs[k] for s, k, _ in chosen], np.float32),
+        _join_arrays([path[len(s.prompt_ids) - 1 + k] for s, k, path in chosen], np.int64),
+        _join_arrays([np.asarray(s.token_ids, dtype=np.int64)[k] for s, k, _ in chosen], np.int64),
+        _join_arrays([s.advantages[k] for s, k, _ in chosen], np.float32),
+        _join_arrays([s.behaviour_logprobs[k] for s, k, _ in chosen], np.float32),
     )
 
 
-def _joined(parts: list[np.ndarray], dtype: type) -> torch.Tensor:
+def _join_arrays(parts: list[np.ndarray], dtype: type) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype))

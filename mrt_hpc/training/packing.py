@@ -1,11 +1,11 @@
 """Packing of sequences into micro-batches and onto ranks. Pure arithmetic on lengths.
 
-Padded: sequences of similar length share a right-padded micro-batch, so that little of it is padding. With causal
-attention, no real token attends to padding on its right; nothing has to be masked.
+Padded: sequences of similar length share a right-padded micro-batch. Causal attention needs no mask, as no real token
+attends to padding on its right.
 
 Packed: sequences lie end to end in one row, and only the sum of their lengths counts.
 
-Shared: as packed, and what sequences have in common from their start counts once (``SharedRow``).
+Shared: as packed, and common beginnings of sequences count once (``SharedRow``).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,23 +25,21 @@ from numpy.typing import NDArray
 
 
 LEAST_GAIN = 1 / 16
-"""Sequences are kept in one micro-batch where parting them would add at least this share to their positions."""
+"""Sequences stay in one micro-batch where parting them would add at least this share of positions."""
 
 
 @dataclass(frozen=True)
 class SortedSequences:
-    """Sequences in the order of their token ids."""
-
     order: tuple[int, ...]
-    """[n] the indices of the sequences."""
+    """[n] indices of the sequences."""
     widths: NDArray[np.int64]
-    """[n] the numbers of their tokens, in this order."""
+    """[n] lengths in tokens, in this order."""
     common: NDArray[np.int64]
-    """[n] how many first tokens each shares with the one before it in this order; 0 for the first."""
+    """[n] length of the prefix shared with the sequence before, in this order; 0 for the first."""
 
     @staticmethod
     def of(ids: Sequence[NDArray[np.int64]]) -> "SortedSequences":
-        """Sort sequences by their token ids; equal ones keep their order."""
+        """Equal sequences keep their order."""
         keys = [tokens.astype(">u4").tobytes() for tokens in ids]  # bytes compare as the numbers do, and much faster
         order = sorted(range(len(ids)), key=lambda i: keys[i])
         common = [0, *(_common(ids[a], ids[b]) for a, b in pairwise(order))][: len(order)]
@@ -49,10 +47,10 @@ class SortedSequences:
         return SortedSequences(tuple(order), np.array(widths, np.int64), np.array(common, np.int64))
 
     def units(self, budget: int) -> list[slice]:
-        """Cut the sorted sequences into runs that are best kept together, as they share much.
+        """Cut the sorted sequences into runs that share much.
 
-        A run has at most ``budget`` positions, or as many as its longest sequence. One that has more is cut in halves,
-        where the fewest tokens are shared.
+        A run has at most ``budget`` positions, or as many as its longest sequence. A larger one is cut in halves, where
+        the fewest tokens are shared.
         """
         units, left = [], [slice(0, len(self.order))] if self.order else []
         while left:
@@ -64,16 +62,15 @@ class SortedSequences:
         return sorted(units, key=lambda unit: int(unit.start))
 
     def places(self, indices: Iterable[int]) -> list[int]:
-        """Return the places in the order of these sequences, ascending."""
+        """Places in the order, ascending."""
         return sorted(self._place_of[i] for i in indices)
 
     def positions(self, places: Sequence[int]) -> int:
-        """Return the number of positions of a row that holds the sequences of these places in the order, ascending."""
+        """The positions of a row with the sequences of these ascending places."""
         shared = sum(int(self.common[a + 1 : b + 1].min()) for a, b in pairwise(places))
         return int(self.widths[list(places)].sum()) - shared
 
     def run_positions(self, run: slice) -> int:
-        """Return the same for a run."""
         return int(self._ends[run.stop] - self._ends[run.start] + self.common[run.start])
 
     @cached_property
@@ -85,7 +82,7 @@ class SortedSequences:
         return np.concatenate([[0], np.cumsum(self.widths - self.common)])
 
     def _cuts(self, run: slice, budget: int) -> list[int]:
-        """Return where to cut a run; nowhere if it is best kept whole."""
+        """Empty if the run is best kept whole."""
         inner = self.common[run.start + 1 : run.stop]
         if not len(inner):
             return []
@@ -100,24 +97,22 @@ class SortedSequences:
 
 @dataclass(frozen=True)
 class SharedRow:
-    """One row in which sequences lie whose shared prefixes are there once: N positions."""
+    """One row of N positions, in which shared prefixes are there once."""
 
     order: tuple[int, ...]
-    """The indices of the sequences, in the order in which they lie in the row."""
+    """Indices of the sequences, as they lie in the row."""
     ids: NDArray[np.int64]
-    """[N] the token ids."""
+    """[N] token ids."""
     places: NDArray[np.int64]
     """[N] the place of each token in its sequences."""
     paths: tuple[NDArray[np.int64], ...]
-    """The positions in the row of each sequence's tokens, [width], in this order."""
+    """[width] positions in the row of each sequence's tokens."""
     own: tuple[int, ...]
-    """The number of each sequence's last tokens, in this order, that no sequence before it has; they lie end to end
-    in the row.
-    """
+    """The number of last tokens that each sequence adds to those before it; they lie end to end."""
 
     @staticmethod
     def of(ids: Sequence[NDArray[np.int64]]) -> "SharedRow":
-        """Lay out at least one sequence."""
+        """Takes at least one sequence."""
         ordered = SortedSequences.of(ids)
         paths: list[NDArray[np.int64]] = []
         end = 0
@@ -135,83 +130,78 @@ class SharedRow:
         )
 
 
-def flattened(runs: Iterable[slice]) -> list[int]:
-    """Return the places of runs, ascending."""
+def flatten_runs(runs: Iterable[slice]) -> list[int]:
     return sorted(place for run in runs for place in range(run.start, run.stop))
 
 
 def _common(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
-    """Return how many first tokens two sequences share."""
     shorter = min(len(a), len(b))
     other = np.flatnonzero(a[:shorter] != b[:shorter])
     return int(other[0]) if len(other) else shorter
 
 
 MicroStep = tuple[tuple[int, ...], ...]
-"""The indices of each rank's sequences; () is a filler, one weightless token, as ZeRO-3 needs all ranks in step."""
+"""Each rank's sequences; () is a filler, one weightless token, as ZeRO-3 needs all ranks in step."""
 
 BUDGETS_TRIED = 6
-"""The number of budgets of which the best is taken where sequences share prefixes."""
+"""Budgets for shared prefixes, of which the best is taken."""
 
 
 def pack(lengths: Sequence[int], world_size: int, max_tokens: int) -> list[MicroStep]:
-    """Split sequences into micro-steps of one padded micro-batch per rank.
+    """Micro-steps of one padded micro-batch per rank, with every index exactly once.
 
-    Every index appears exactly once. A micro-batch has at most ``max_tokens`` tokens, padding included, unless it is
-    one longer sequence alone. Micro-batches of one step are of similar size, as the ranks wait for each other.
+    A micro-batch has at most ``max_tokens`` tokens, padding included, unless it is one longer sequence alone.
+    Micro-batches of a step are of similar size, as the ranks wait for each other.
     """
-    descending = _descending(lengths)
+    descending = _descending_order(lengths)
     sorted_lengths = [int(lengths[i]) for i in descending]
     fill = partial(_fill, sorted_lengths)
     batches = [tuple(descending[a:b]) for a, b in fill(_balanced_budget(fill, world_size, max_tokens))]
-    return _in_steps(batches, world_size)
+    return _group_steps(batches, world_size)
 
 
 def pack_end_to_end(lengths: Sequence[int], world_size: int, max_tokens: int) -> list[MicroStep]:
-    """Split sequences into micro-steps of one micro-batch without padding per rank, first fit by descending length.
-
-    Every index appears exactly once. A micro-batch has at most ``max_tokens`` tokens, unless it is one longer sequence
-    alone. There are no more micro-steps than ``max_tokens`` needs, and within that the fullest micro-batch is small.
+    """Micro-steps of one unpadded micro-batch per rank, first fit by descending length. Limits as in ``pack``. There
+    are no more micro-steps than ``max_tokens`` needs, and within that the fullest micro-batch is small.
     """
-    descending = _descending(lengths)
+    descending = _descending_order(lengths)
     fill = partial(_first_fit, descending, lengths)
     batches = fill(_balanced_budget(fill, world_size, max_tokens))
     fullest_first = sorted(batches, key=lambda batch: -sum(lengths[i] for i in batch))
-    return _in_steps([tuple(sorted(batch)) for batch in fullest_first], world_size)
+    return _group_steps([tuple(sorted(batch)) for batch in fullest_first], world_size)
 
 
 def pack_shared(sequences: SortedSequences, world_size: int, max_tokens: int) -> list[MicroStep]:
-    """Split sequences into micro-steps of one micro-batch per rank in which shared prefixes count once.
+    """Micro-steps of one micro-batch per rank in which shared prefixes count once.
 
-    Every index appears exactly once. Sequences that share much stay together. A micro-batch has at most ``max_tokens``
-    positions, or as many as its longest sequence. A small budget is even over the ranks, a large one shares more:
-    of several the one is taken with the fewest positions in sequence, those of the fullest rank of each micro-step.
+    A micro-batch has at most ``max_tokens`` positions, or as many as its longest sequence. A small budget is even over
+    the ranks, a large one shares more: of several, the one with the fewest positions in sequence (those of each
+    micro-step's fullest rank) is taken.
     """
 
     def fill(budget: int) -> list[list[int]]:
         units = sequences.units(budget)
         sizes = [sequences.run_positions(unit) for unit in units]
-        return [flattened(units[i] for i in batch) for batch in _first_fit(_descending(sizes), sizes, budget)]
+        return [flatten_runs(units[i] for i in batch) for batch in _first_fit(_descending_order(sizes), sizes, budget)]
 
-    def in_sequence(plan: Sequence[MicroStep]) -> int:
+    def sequence_positions(plan: Sequence[MicroStep]) -> int:
         return sum(max(sequences.positions(share) for share in step) for step in plan)
 
     least = _balanced_budget(fill, world_size, max_tokens)
     plans = []
     for budget in np.linspace(least, max_tokens, BUDGETS_TRIED).astype(int).tolist():
         fullest_first = sorted(fill(budget), key=lambda places: -sequences.positions(places))
-        plans.append(_in_steps([tuple(places) for places in fullest_first], world_size))
-    best = min(plans, key=in_sequence)
+        plans.append(_group_steps([tuple(places) for places in fullest_first], world_size))
+    best = min(plans, key=sequence_positions)
     return [tuple(tuple(sorted(sequences.order[p] for p in share)) for share in step) for step in best]
 
 
 def blocks_of(lengths: Sequence[int], fullness: float) -> list[list[int]]:
-    """Group sequences into blocks of similar length; returns the indices of each block, the longest first.
-
-    The shortest sequence of a block is at least the share ``fullness`` of its longest.
+    """Blocks of indices, the longest first; the shortest sequence of each is at least the share ``fullness`` of its
+    longest.
     """
     blocks: list[list[int]] = []
-    for index in _descending(lengths):
+    for index in _descending_order(lengths):
         if blocks and lengths[index] >= fullness * lengths[blocks[-1][0]]:
             blocks[-1].append(index)
         else:
@@ -220,19 +210,12 @@ def blocks_of(lengths: Sequence[int], fullness: float) -> list[list[int]]:
 
 
 def padded_tokens(lengths: Sequence[int], batch: Sequence[int]) -> int:
-    """Return the number of tokens of one micro-batch with its padding."""
     return len(batch) * max((lengths[i] for i in batch), default=0)
 
 
 def split_by_group(groups: Sequence[str], sizes: Sequence[int], parts: int) -> list[list[int]]:
-    """Split sequences into at most ``parts`` mini-batches of similar size that never divide a group.
-
-    Args:
-        groups: the group of each sequence; an empty name is a group of its own.
-        sizes: tokens of each sequence.
-        parts: how many mini-batches (fewer when there are fewer groups).
-
-    The outcome depends only on the arguments; indices within a part ascend.
+    """At most ``parts`` mini-batches of similar size that never divide a group (an empty name is a group of its own).
+    Depends only on the arguments; indices within a part ascend.
     """
     members: dict[str | int, list[int]] = {}
     for index, group in enumerate(groups):
@@ -247,7 +230,7 @@ def split_by_group(groups: Sequence[str], sizes: Sequence[int], parts: int) -> l
     return [sorted(part) for part in chosen]
 
 
-def _descending(lengths: Sequence[int]) -> list[int]:
+def _descending_order(lengths: Sequence[int]) -> list[int]:
     return [int(i) for i in np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")]
 
 
@@ -263,7 +246,7 @@ def _fill(descending_lengths: Sequence[int], budget: int) -> list[tuple[int, int
 
 
 def _first_fit(descending: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Put each sequence into the first micro-batch with room for it, or a new one."""
+    """Put each sequence into the first micro-batch with room for it."""
     batches: list[list[int]] = []
     room = np.zeros(len(descending) + 1, dtype=np.int64)
     for index in descending:
@@ -278,13 +261,7 @@ def _first_fit(descending: Sequence[int], lengths: Sequence[int], budget: int) -
 
 
 def _balanced_budget(fill: Callable[[int], Sequence[object]], world_size: int, max_tokens: int) -> int:
-    """Return the smallest budget with no more micro-steps than ``max_tokens`` needs, for an even share per rank.
-
-    Args:
-        fill: the micro-batches of a budget.
-        world_size: micro-batches of a micro-step.
-        max_tokens: the largest budget.
-    """
+    """The smallest budget with no more micro-steps of ``world_size`` micro-batches than ``max_tokens`` needs."""
 
     def steps(budget: int) -> int:
         return -(-len(fill(budget)) // world_size)
@@ -297,9 +274,7 @@ def _balanced_budget(fill: Callable[[int], Sequence[object]], world_size: int, m
     return high
 
 
-def _in_steps(batches: Sequence[tuple[int, ...]], world_size: int) -> list[MicroStep]:
-    return [_one_step(batches[i : i + world_size], world_size) for i in range(0, len(batches), world_size)]
-
-
-def _one_step(batches: Sequence[tuple[int, ...]], world_size: int) -> MicroStep:
-    return tuple(batches) + ((),) * (world_size - len(batches))
+def _group_steps(batches: Sequence[tuple[int, ...]], world_size: int) -> list[MicroStep]:
+    spare = ((),) * (-len(batches) % world_size)
+    whole = (*batches, *spare)
+    return [whole[i : i + world_size] for i in range(0, len(whole), world_size)]

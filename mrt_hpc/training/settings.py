@@ -1,7 +1,4 @@
-"""What the trainer is given, as plain data: its settings, the learning rate of each step, and training sequences.
-
-This module imports no torch, so that planning code and algorithms can import it.
-"""
+"""Plain data for the trainer. Imports no torch, so that planning code and algorithms can import it."""
 
 import math
 from collections.abc import Sequence
@@ -26,38 +23,35 @@ class Objective(StrEnum):
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """The settings of one trainer: the recipe's section, and the values that the run adds to it."""
+    """The recipe's section, and the run's own values."""
 
     training: Training
-    """The recipe's ``training`` section, the only place where these fields and their defaults are defined."""
     total_steps: int
-    """The optimiser steps of the whole run, iterations times steps per iteration; this is the length of the schedule.
-    """
+    """The length of the schedule: iterations times steps per iteration."""
     temperature: float
-    """The sampling temperature; all log-probabilities are of the distribution that was sampled from."""
+    """The temperature of sampling; all log-probabilities are of that distribution."""
     objective: Objective = Objective.POLICY_GRADIENT
     seed: int = 0
     longest: int | None = None
-    """The number of tokens of the longest sequence that is trained; None for the longest that the model holds."""
+    """The longest trained sequence, in tokens; None for the longest that the model holds."""
 
 
 # The learning rate as a pure function of the step number: nothing to store, nothing to resume.
 
 
 def warmup_steps(total_steps: int, training: Training) -> int:
-    """Return the number of steps over which the rate rises: ``training.warmup_steps``, or the share of all steps."""
+    """``training.warmup_steps``, or the share of all steps."""
     if training.warmup_steps is not None:
         return training.warmup_steps
     return math.ceil(training.warmup_ratio * total_steps)
 
 
 def learning_rate(step: int, total_steps: int, training: Training) -> float:
-    """Return the learning rate of optimiser step ``step`` (0-based).
+    """The learning rate of optimiser step ``step`` (0-based).
 
-    Rises linearly over the first :func:`warmup_steps`, its first value already above 0, then follows
-    ``schedule``: the cosine begins at the peak and reaches ``minimum_ratio`` of it one step beyond the last, where it
-    stays. With a cosine that falls to 0, a step at its end would leave the weights as they are, and its rollouts
-    unused.
+    Rises linearly over the first :func:`warmup_steps`, its first value already above 0, then follows ``schedule``. The
+    cosine begins at the peak and reaches ``minimum_ratio`` of it one step beyond the last: a last step with rate 0
+    would change nothing.
     """
     warmup = warmup_steps(total_steps, training)
     if step < warmup:
@@ -75,16 +69,16 @@ class NotFiniteError(UserError):
 
 @dataclass(frozen=True)
 class TrainingSequence:
-    """One sampled continuation (T tokens) of a context, with the advantages and the mask that the algorithm gave it."""
+    """One sampled continuation (T tokens) of a context, with the algorithm's advantages and mask."""
 
     prompt_ids: Sequence[int]
-    """The token ids of the context: prompt, and prefix and forced tokens where there are any. At least one token."""
+    """The context: prompt, prefix and forced tokens; at least one token."""
     token_ids: Sequence[int]
     """[T] the sampled tokens."""
     advantages: np.ndarray
-    """[T] float32, the advantage of each token."""
+    """[T] float32."""
     behaviour_logprobs: np.ndarray
-    """[T] float32, log-probabilities at sampling, temperature applied; unused by the likelihood objective."""
+    """[T] float32, at sampling, temperature applied; unused by the likelihood objective."""
     mask: np.ndarray
     """[T] bool, whether each token is trained on."""
     group: str = ""
@@ -106,15 +100,14 @@ class TrainingSequence:
 
     @property
     def trained_tokens(self) -> int:
-        """The number of tokens that count in the loss."""
         return int(np.count_nonzero(self.mask))
 
     @property
     def has_signal(self) -> bool:
-        """Whether any trained token has an advantage that is not 0; without one the gradient is exactly zero."""
+        """Whether any trained token has an advantage other than 0; else the gradient is exactly zero."""
         return bool(np.any(self.advantages[self.mask] != 0))
 
     @cached_property
     def width(self) -> int:
-        """The number of positions to compute: every token but the last, whose successor is not needed."""
+        """Positions to compute: every token but the last, whose successor is not needed."""
         return len(self.prompt_ids) + len(self.token_ids) - 1

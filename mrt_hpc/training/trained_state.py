@@ -1,10 +1,9 @@
 """Access by parameter name to what training changes: the 32-bit weights and Adam's averages, at any ZeRO stage.
 
-Each stage has its own layout, but in all of them a process holds one piece of a parameter in a flat tensor that the
-optimiser has a state for. Everything here works on these pieces: it copies bits, and only ``_piece`` depends on the
-stage. DeepSpeed's own access (``safe_get_full_optimizer_state`` and the like) is not used: it loses the
-optimiser state of every parameter group but the first (it links them after the first group's first step), turns -0.0
-into 0.0, and under ZeRO-3 cannot set a parameter that the number of ranks does not divide.
+In every stage's layout a process holds one piece of a parameter in a flat tensor that the optimiser has a state for.
+Only ``_piece`` depends on the stage. DeepSpeed's own access (``safe_get_full_optimizer_state`` and the like) loses the
+optimiser state of every parameter group but the first, turns -0.0 into 0.0, and under ZeRO-3 cannot set a parameter
+that the number of ranks does not divide.
 """
 
 import math
@@ -16,29 +15,29 @@ from torch import distributed
 
 from mrt_hpc.training.accelerator import device
 from mrt_hpc.training.engine import TrainerEngine
-from mrt_hpc.training.host_memory import to_host
+from mrt_hpc.training.host_memory import copy_to_host
 
 WEIGHT = "weight"
 KEYS = (WEIGHT, "exp_avg", "exp_avg_sq")
-"""The tensors kept for every parameter, each in 32 bits and in the parameter's shape."""
+"""Each in 32 bits and in the parameter's shape."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of one parameter that this process's optimiser updates."""
+    """The part of a parameter that this process's optimiser updates."""
 
     flat: torch.Tensor
-    """The flat tensor that holds this piece, and possibly other parameters; the key of the optimiser's state."""
+    """Holds this piece, and possibly other parameters; the key of the optimiser's state."""
     offset: int
-    """The index in ``flat`` at which the piece begins."""
+    """Where the piece begins in ``flat``."""
     start: int
-    """The index in the flattened parameter at which the piece begins."""
+    """Where the piece begins in the flattened parameter."""
     count: int
-    """The number of elements of the piece, without padding."""
+    """Elements of the piece, without padding."""
 
 
 class TrainedState:
-    """A view of a trainer between two updates. It copies no tensor until ``gather`` is called."""
+    """A view of a trainer between two updates. Copies no tensor until ``gather``."""
 
     def __init__(self, trainer: TrainerEngine) -> None:
         self._engine = trainer.engine
@@ -49,12 +48,12 @@ class TrainedState:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The whole shape of every trained parameter, the same on every rank."""
+        """Whole shapes, the same on every rank."""
         return {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self._parameters.items()}
 
     @property
     def optimizer_steps(self) -> int:
-        """Adam's own step count, which is the trainer's: neither counts a step that was skipped."""
+        """Adam's own step count, the trainer's: neither counts a skipped step."""
         return max(int(self._state(flat)["step"]) for flat in self._flats())
 
     @optimizer_steps.setter
@@ -63,7 +62,7 @@ class TrainedState:
             self._state(flat)["step"].fill_(count)
 
     def gather(self, name: str, key: str, rank: int) -> torch.Tensor | None:
-        """Return the whole tensor on the CPU of ``rank``, and None on the other ranks; collective."""
+        """The whole tensor on the CPU of ``rank``, None on other ranks; collective."""
         piece, shape = self._pieces[name], self.shapes[name]
         if not self._engine.zero_optimization():
             assert piece is not None
@@ -78,7 +77,7 @@ class TrainedState:
             whole = bits.view(torch.float32)
         if self._ranks.rank != rank:
             return None
-        return (to_host(whole) if whole.is_cuda else whole).view(shape)
+        return (copy_to_host(whole) if whole.is_cuda else whole).view(shape)
 
     def put(self, name: str, key: str, value: torch.Tensor) -> None:
         """Copy this process's piece out of a whole tensor; call ``synchronise`` after the last one."""
@@ -87,7 +86,6 @@ class TrainedState:
             self._local(piece, key).copy_(value.reshape(-1)[piece.start : piece.start + piece.count])
 
     def holds(self, name: str) -> bool:
-        """Whether this process has a piece of that parameter."""
         return self._pieces[name] is not None
 
     @torch.no_grad()
@@ -120,13 +118,12 @@ class TrainedState:
         return Piece(flat, ours.start, its.start, its.numel)
 
     def _local(self, piece: Piece, key: str) -> torch.Tensor:
-        """Return the piece itself, not a copy."""
+        """The piece itself, not a copy."""
         whole = piece.flat.detach() if key == WEIGHT else self._state(piece.flat)[key]
         assert whole.dtype == torch.float32
         return whole.view(-1)[piece.offset : piece.offset + piece.count]
 
     def _flats(self) -> list[torch.Tensor]:
-        """Return every tensor that the optimiser has a state for."""
         optimizer = self._engine.optimizer
         if self._engine.zero_optimization_partition_weights():
             return list(optimizer.fp32_partitioned_groups_flat)
@@ -140,7 +137,7 @@ class TrainedState:
         return state
 
     def _create_missing(self) -> None:
-        """Create the optimiser's state before its first step, equal to the one that it would create itself."""
+        """Create the state before the optimiser's first step, as it would itself."""
         for flat in self._flats():
             state = self._state(flat)
             if not state:

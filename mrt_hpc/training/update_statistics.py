@@ -1,4 +1,4 @@
-"""The statistics of an update: sums over tokens, exchanged between the ranks, and the figures computed from them."""
+"""The statistics of an update: sums over tokens, exchanged between the ranks, and figures from them."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -20,19 +20,19 @@ class SkippedStep:
     """An optimiser step that was not taken, because its loss or its gradient was not finite."""
 
     mini_batch: int
-    """The number of its mini-batch in the iteration, from 0."""
+    """Its number within the iteration, from 0."""
     found_in: Literal["loss", "gradient"]
-    """What was not finite; the gradient is named only where all losses were finite."""
+    """The gradient is named only where all losses were finite."""
     sequences: Sequence[TrainingSequence]
-    """Those of the micro-batches whose loss was not finite; all of the mini-batch where all losses were."""
+    """Sequences without a finite loss, or else the whole mini-batch."""
 
     @property
     def problems(self) -> list[str]:
-        """The groups of the sequences, each once."""
+        """The sequences' groups, each once."""
         return list(dict.fromkeys(s.group for s in self.sequences))
 
     def as_dict(self) -> dict[str, object]:
-        """Return the step with its sequences, as JSON holds them: numbers that are not finite as NaN and Infinity."""
+        """As JSON; numbers that are not finite are NaN and Infinity."""
         sequences = [{name: np.asarray(value).tolist() for name, value in vars(s).items()} for s in self.sequences]
         return {"mini_batch": self.mini_batch, "not_finite": self.found_in, "sequences": sequences}
 
@@ -45,74 +45,71 @@ class SkippedStep:
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """The figures of one update. Means are over the trained tokens that were computed, on all ranks; the mini-batches
-    of skipped steps are left out. Without any step that was taken, all figures of tokens are 0.
+    """The figures of one update. Means are over the trained tokens that were computed, on all ranks, without skipped
+    steps; without any step, figures of tokens are 0.
     """
 
     loss: float
     """The minimised objective per trained token; mean over optimiser steps."""
     grad_norm: float
-    """Global gradient norm before clipping; mean over optimiser steps."""
+    """Global norm before clipping; mean over optimiser steps."""
     learning_rate: float
-    """The learning rate of the last optimiser step that was taken."""
+    """The rate of the last optimiser step that was taken."""
     nll: float
     """Negative log-likelihood of the sampled tokens."""
     entropy: float | None
-    """Entropy of the policy, nats; None where the recipe does not ask for it."""
+    """The policy's entropy, nats; None where the recipe does not ask for it."""
     kl_reference: float
-    """KL from the policy to the reference (k3, with the importance weights of the tokens); 0 without one."""
+    """KL from the policy to the reference (k3, with the tokens' importance weights); 0 without one."""
     kl_old: float
     """KL from the policy before this update (k3)."""
     clip_fraction: float
-    """The share of tokens whose ratio was clipped."""
+    """Share of tokens whose ratio was clipped."""
     mismatch_mean: float
-    """Mean of pi_old / mu before truncation; it is 1 when engine and trainer agree."""
+    """Mean of pi_old / mu before truncation; 1 when engine and trainer agree."""
     mismatch_max: float
     mismatch_kl: float
     """KL from the behaviour policy to pi_old (k3)."""
     importance_capped_share: float
-    """The share of tokens whose importance weight was above its cap. (This is unrelated to truncated rollouts.)"""
+    """Share of tokens whose importance weight was above its cap; unrelated to truncated rollouts."""
     tokens: int
-    """The number of trained tokens of the batch, by which the loss is divided; summed over optimiser steps."""
+    """Trained tokens of the batch, the divisor of the loss; summed over optimiser steps."""
     computed_tokens: int
-    """The number of trained tokens that were computed; the others have advantage 0 and change nothing."""
+    """Trained tokens that were computed; the others have advantage 0 and change nothing."""
     positions: int
-    """The number of positions that passed through the model, padding included."""
+    """Positions that passed through the model, padding included."""
     padding_share: float
-    """The share of positions that were padding."""
+    """Share of positions."""
     shared_prefix_share: float
-    """The share of the sequences' own positions that did not pass through the model, as another sequence of their
-    micro-batch began with the same tokens; 0 unless batching is shared.
+    """Share of positions that another sequence of their micro-batch saved by the same beginning; 0 unless batching is
+    shared.
     """
     sequences: int
     micro_steps: int
-    """The number of forward passes per rank."""
+    """Forward passes per rank."""
     optimizer_steps: int
-    """The number of optimiser steps that were taken."""
     skipped_steps: int
-    """The number of those that were not, because loss or gradient were not finite."""
+    """Steps that were not taken, because loss or gradient were not finite."""
     step: int
-    """The number of optimiser steps taken since the start of the run."""
+    """Optimiser steps since the start of the run."""
     seconds_forward: float
     seconds_backward: float
     seconds_step: float
     seconds_update: float
-    """The duration of the whole update, measured on this rank."""
+    """The length of the whole update, on this rank."""
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """Return the figures by name; no name has another meaning in ``IterationMetrics``."""
+        """No name has another meaning in ``IterationMetrics``."""
         return asdict(self)
 
 
 @dataclass
 class Stopwatch:
-    """A clock that sums the seconds of each phase."""
-
     seconds: dict[str, float] = field(default_factory=lambda: {"forward": 0.0, "backward": 0.0, "step": 0.0})
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time of the block, device included, to ``name``."""
+        """Add the time of the block, device included."""
         start = time.perf_counter()
         yield
         synchronize()
@@ -130,26 +127,23 @@ class Tally:
 
     @property
     def finite_losses(self) -> torch.Tensor:
-        """[micro-batches] bool, whether the loss of each is finite."""
+        """[micro-batches] bool."""
         return torch.stack(self._finite)
 
     def include(self, other: "Tally") -> None:
-        """Add the sums of another one."""
         self.sums += other.sums
         self.total += other.total
         self.largest = torch.maximum(self.largest, other.largest)
 
     def add(self, loss: TokenLoss, normaliser: int) -> None:
-        """Add one micro-batch of a step whose loss is divided by ``normaliser``."""
+        """Add a micro-batch of a step whose loss is divided by ``normaliser``."""
         self.sums += loss.sums
         self.total += loss.total.detach().double() / normaliser
         self.largest = torch.maximum(self.largest, loss.largest_mismatch.double())
         self._finite.append(loss.total.detach().isfinite())
 
-    def gathered(self) -> tuple[float, dict[str, float], float]:
-        """Return, over all ranks, the loss summed over steps, the token sums by name, and the largest mismatch.
-        Collective.
-        """
+    def gather_sums(self) -> tuple[float, dict[str, float], float]:
+        """Over all ranks: the loss summed over steps, the token sums by name, and the largest mismatch. Collective."""
         together = torch.cat([self.sums, self.total[None]])
         distributed.all_reduce(together)
         distributed.all_reduce(self.largest, op=distributed.ReduceOp.MAX)

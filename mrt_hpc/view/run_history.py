@@ -1,63 +1,59 @@
-"""What the events of a run say, kept up to date while they are written: faults, where each task runs and with which
-weights, and when weights versions and shards were complete.
+"""What a run's events say, kept up to date: faults, each task's place and weights, and completion times of versions and
+shards.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Self
 
-from mrt_hpc.attempt.end import comes_after
+from mrt_hpc.attempt.ledger import comes_after
 from mrt_hpc.roles.event_texts import Happenings
 from mrt_hpc.run.events import EventKind, EventStream, Process, ProcessEvent
 from mrt_hpc.run.layout import RunLayout
 
 _PART, _GROUP = (f'"kind": "{kind}"'.encode() for kind in (EventKind.PART_COMMITTED, EventKind.GROUP_COMMITTED))
 SHARDS_KEPT = 20
-"""The number of evaluation shards whose times are kept: the newest ones measure the present rate."""
+"""Shards whose times are kept: the newest measure the present rate."""
 _VERSION_OF = frozenset(
     {EventKind.WEIGHTS_LOADED, EventKind.SERVER_STARTED, EventKind.SERVER_RESTARTED, EventKind.PUBLISHED}
 )
-"""The events that say which weights version a task has."""
+"""Events that tell a task's weights version."""
 
 
 @dataclass(frozen=True)
 class ShardCommitted:
-    """An evaluation shard that was committed."""
-
     version: int
     benchmark: str
     shard: int
     began: float
-    """When the attempt began that committed it, seconds since the epoch."""
+    """The committing attempt's start, seconds since the epoch."""
     ended: float
 
 
 @dataclass
 class TaskNews:
-    """What the events of a task say of its latest attempt."""
+    """A task's latest attempt, by its events."""
 
     attempt: str
     began: float
     host: str
     time: float
-    """The time of its last event."""
+    """Of its last event."""
     version: int | None = None
-    """Its weights version."""
 
 
 @dataclass
 class RunHistory(Happenings):
-    """The events of a run so far."""
+    """A run's events so far."""
 
     tasks: dict[tuple[str, int], TaskNews] = field(default_factory=dict)
-    """The tasks by job and index."""
+    """By job and index."""
     published: dict[int, float] = field(default_factory=dict)
-    """When each weights version was published."""
+    """Times of versions."""
     shards: deque[ShardCommitted] = field(default_factory=lambda: deque(maxlen=SHARDS_KEPT))
 
     @classmethod
     def of(cls, layout: RunLayout) -> Self:
-        """The history of a run, of which nothing is read yet."""
         return cls(EventStream(layout.events, _is_rare))
 
     def _take(self, recorded: ProcessEvent) -> None:
@@ -75,7 +71,7 @@ class RunHistory(Happenings):
             self.shards.append(ShardCommitted(version, benchmark, shard, news.began, recorded.time))
 
     def _news(self, process: Process, recorded: ProcessEvent) -> TaskNews:
-        """The news of a task, brought up to date with one of its events."""
+        """Updated by one of its events."""
         key, host = (process.job, process.index), str(recorded.event.get("host", ""))
         news = self.tasks.get(key)
         if news is None or _is_later(process.attempt, recorded.time, news):
@@ -86,20 +82,18 @@ class RunHistory(Happenings):
         return news
 
     def attempts_of(self, job: str, index: int) -> int:
-        """The number of attempts at a task that have begun, by the names of its files."""
+        """Attempts begun, by file names."""
         names = self.stream.processes()
         return len({attempt.attempt for attempt in names if (attempt.job, attempt.index) == (job, index)})
 
 
 def _is_later(attempt: str, time: float, news: TaskNews) -> bool:
-    """Whether an attempt is a later one than that of the news, which may come from a node with another clock."""
+    """Whether an attempt is later than the news, maybe by another clock."""
     if comes_after(attempt, news.attempt) or comes_after(news.attempt, attempt):
         return comes_after(attempt, news.attempt)
     return attempt != news.attempt and time >= news.time
 
 
 def _is_rare(line: bytes) -> bool:
-    """Whether an event is read one by one. Of committed groups and parts of shards, which are nearly all events, only
-    the last of each task is: it says that the task is alive.
-    """
+    """Whether an event is read one by one. Of commits, nearly all events, only each task's last is: it shows life."""
     return _PART not in line and _GROUP not in line

@@ -1,4 +1,4 @@
-"""Lists the runs below some directories, with what each is and its state. The queue is asked once for all of them."""
+"""Lists runs below directories with kind and state, asking the queue once for all."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,57 +15,57 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.view.run_look import NO_QUEUES, RunLook, RunState
 
 DEEPEST = 4
-"""The number of folders below a directory in which runs are looked for."""
+"""Folders deep in which runs are looked for."""
 
 
 class ListedRun(BaseModel):
-    """A run as ``runs --json`` prints it. Fields are added at need; none is renamed or removed. Times are seconds since
-    the epoch.
+    """A run as ``runs --json`` prints it. Fields are added, never renamed or removed. Times are seconds since the
+    epoch.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     run: str
-    """The run directory."""
+    """Its directory."""
     name: str
     kind: str = "unknown"
-    """The algorithm; or the suite of an evaluation on its own, as in ``suite paper_20``."""
+    """The algorithm; or an evaluation's suite, as ``suite paper_20``."""
     state: RunState | None = None
-    """None where the run directory is damaged."""
+    """None where the directory is damaged."""
     iterations_done: int = 0
     iterations_planned: int = 0
-    """0 for an evaluation on its own."""
+    """0 for a separate evaluation."""
     evaluations_done: int = 0
-    """The array tasks done, as all of evaluation."""
+    """Array tasks."""
     evaluations_planned: int = 0
     newest_event: float | None = None
-    """When the newest event happened, by the clock of its node; null where there is none."""
+    """Its time by its node's clock, or null."""
     newest_event_kind: str | None = None
-    """What happened, as ``group_committed``."""
+    """As ``group_committed``."""
     bytes: int | None
-    """The size on disk; null where it was not asked for."""
+    """On disk; null where not asked for."""
     trouble: str
-    """Why the directory, a file of it, or its queue could not be read; empty where all were."""
+    """Why directory, file or queue could not be read; else empty."""
 
 
 def list_runs(places: Iterable[Path], within_s: float, *, size: bool) -> list[ListedRun]:
-    """The runs in and below some directories, the one with the newest event first.
+    """Runs in and below directories, the newest event first.
 
     Args:
-        places: directories; those that do not exist hold no runs.
-        within_s: the seconds that a queue has for its answer.
-        size: whether to measure the size on disk, which reads every folder of the runs.
+        places: missing ones hold no runs.
+        within_s: for a queue's answer.
+        size: measure disk use, which reads every folder.
     """
     layouts = [
         RunLayout(root) for root in dict.fromkeys(run for place in places for run in runs_below(place.absolute()))
     ]
     queues = dict(zip(layouts, _queues(layouts, within_s), strict=True))
-    listed = [_listed(layout, queues[layout], size=size) for layout in layouts]
+    listed = [_list_run(layout, queues[layout], size=size) for layout in layouts]
     return sorted(listed, key=lambda run: -(run.newest_event or 0.0))
 
 
 def runs_below(place: Path, depth: int = DEEPEST) -> Iterator[Path]:
-    """The run directories in and below a directory, sorted by name; none lies in another one."""
+    """Sorted by name; none lies in another."""
     if (place / "plan.json").is_file():
         yield place
     elif depth:
@@ -74,7 +74,7 @@ def runs_below(place: Path, depth: int = DEEPEST) -> Iterator[Path]:
 
 
 def _folders(place: Path) -> list[Path]:
-    """The folders in a directory; none where it cannot be read. Links are not followed: they may lead in a circle."""
+    """None where unreadable. Links, which may be circular, are not followed."""
     try:
         with os.scandir(place) as entries:
             return [
@@ -85,22 +85,22 @@ def _folders(place: Path) -> list[Path]:
 
 
 def _queues(layouts: Sequence[RunLayout], within_s: float) -> list[QueueLook]:
-    """The looks at the queues of runs; those of finished runs are not asked for."""
+    """Finished runs' queues are not asked."""
     going_on = [layout for layout in layouts if not _is_finished(layout)]
     looks = dict(zip(going_on, look_at_runs(going_on, within_s), strict=True))
     return [looks.get(layout, NO_QUEUES) for layout in layouts]
 
 
 def _is_finished(layout: RunLayout) -> bool:
-    """Whether all tasks of a run are done; True for a damaged one, about which no queue is asked."""
+    """Whether all tasks are done; True for a damaged run, about which no queue is asked."""
     try:
-        return RunLook.at(layout, read_plan(layout.plan)).state is RunState.FINISHED
+        return RunLook.load_records(layout, read_plan(layout.plan)).state is RunState.FINISHED
     except UserError:
         return True
 
 
-def _listed(layout: RunLayout, queues: QueueLook, *, size: bool) -> ListedRun:
-    """One run; a damaged one is listed with the reason."""
+def _list_run(layout: RunLayout, queues: QueueLook, *, size: bool) -> ListedRun:
+    """A damaged run is listed with the reason."""
     room = bytes_of(layout.root) if size else None
     try:
         return _whole(layout, queues, room)
@@ -111,7 +111,7 @@ def _listed(layout: RunLayout, queues: QueueLook, *, size: bool) -> ListedRun:
 
 def _whole(layout: RunLayout, queues: QueueLook, room: int | None) -> ListedRun:
     plan = read_plan(layout.plan)
-    look, event = RunLook.at(layout, plan, queues), newest_event(layout)
+    look, event = RunLook.load_records(layout, plan, queues), newest_event(layout)
     now = progress(plan, layout, look.records)
     return ListedRun(
         run=str(layout.root),
@@ -136,9 +136,7 @@ def _whole(layout: RunLayout, queues: QueueLook, room: int | None) -> ListedRun:
 
 
 def newest_event(layout: RunLayout) -> ProcessEvent | None:
-    """The last event of the event log that was written last; None where there is none. The other logs, of which a run
-    may have thousands, are not read.
-    """
+    """The last event of the latest log, or None; the other logs, maybe thousands, are not read."""
     try:
         with os.scandir(layout.events) as entries:
             logs = [entry for entry in entries if is_log(entry)]
@@ -149,7 +147,7 @@ def newest_event(layout: RunLayout) -> ProcessEvent | None:
 
 
 def bytes_of(root: Path) -> int:
-    """The bytes that a directory takes on disk. A file with several names counts once, one that vanishes not at all."""
+    """The bytes on disk. Files with several names count once, vanished ones not."""
     seen: dict[tuple[int, int], int] = {}
     for folder, _, names in os.walk(root, onerror=None):
         for name in names:

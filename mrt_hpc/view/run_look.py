@@ -1,48 +1,49 @@
-"""One look at a run: the records of its tasks beside what the queues say, and the state that follows for the whole run.
+"""One look at a run: its tasks' records beside the queues' answers, and the resulting state.
 
-``status --watch``, ``status --json``, ``runs``, ``explain`` and ``logs --follow`` read a run through it, so that they
-never differ about whether it runs.
+All commands that show runs read them here, so that they never disagree.
 """
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Self
 
-from mrt_hpc.attempt.ledger import LOCAL, LocalProcess, cancelled_at, local_process, shown_process
+from mrt_hpc.attempt.early_end import ScriptNotes, notes_of_scripts
+from mrt_hpc.attempt.ledger import LOCAL, LocalProcess, cancel_time, comes_after, local_process, shown_process
 from mrt_hpc.attempt.run_progress import Records, read_records
 from mrt_hpc.backends.backend import Hold, QueuedTask, QueueState
 from mrt_hpc.backends.queued_jobs import QueueLook
+from mrt_hpc.errors import Advice
 from mrt_hpc.plan.jobs import Job, Plan
 from mrt_hpc.run.layout import FAMILY, RunLayout
-from mrt_hpc.run.leases import read_beat
+from mrt_hpc.run.leases import read_beat, standstill_s
+from mrt_hpc.run.retries import Shortage, shortage_at
 from mrt_hpc.run.task_state import TaskRecord, TaskState, task_file
 from mrt_hpc.run.typed_file import UnreadableError
 from mrt_hpc.view.logs import LogFile, log_files
 
 NO_QUEUES = QueueLook({}, {}, {})
-"""The look at a run of which no queue holds a job, or was asked."""
+"""For runs of which no queue holds a job, or was asked."""
 
 
 class RunState(StrEnum):
-    """The state of a whole run."""
-
     RUNNING = "running"
-    """One task or more runs."""
+    """A task runs."""
     QUEUED = "queued"
-    """No task runs, and at least one is queued and starts in its turn, or a sweep comes to the run in its turn; or
-    tasks were submitted, and the queue was not reached.
+    """No task runs; one is queued and starts in its turn, a sweep will come to the run, or tasks were submitted to an
+    unreached queue.
     """
     WAITING = "waiting"
-    """No task runs, and free resources would start none: all queued tasks wait for other jobs, a moment or a person."""
+    """No task runs, and free resources would start none: all queued ones wait for other jobs, a moment or a person."""
     FINISHED = "finished"
     """All tasks are done."""
     FAILED = "failed"
-    """Nothing runs or is queued, and a task has failed."""
+    """Nothing runs or is queued, and a task failed."""
     STOPPED = "stopped"
-    """Nothing runs or is queued, no task has failed, and work is left."""
+    """Nothing runs or is queued, none failed, and work is left."""
 
 
 IN_WORDS = {
@@ -53,41 +54,33 @@ IN_WORDS = {
     RunState.FAILED: "has failed",
     RunState.STOPPED: "has stopped",
 }
-"""What a run does, for sentences that begin with it."""
+"""For sentences that begin with the run."""
 ENDED = frozenset({RunState.FINISHED, RunState.FAILED, RunState.STOPPED})
-"""The states after which a run goes on only with another command."""
+"""A run in these goes on only by another command."""
 
 
 @dataclass(frozen=True)
 class RunLook:
-    """A run at one moment."""
-
     layout: RunLayout
     plan: Plan
     records: Records
     queues: QueueLook
     process: LocalProcess | None
-    """The process that held the run last, on any machine."""
+    """That held the run last, on any machine."""
     unreadable: tuple[str, ...] = ()
-    """A line for each record of a process, a submission, a cancellation or a sweep that cannot be read."""
+    """A line for each unreadable record of a process, submission, cancellation or sweep."""
     cancelled: float | None = None
-    """When the user cancelled the run, seconds since the epoch; None where it was not, or has been submitted since."""
+    """When the user cancelled it, seconds since the epoch; None where not, or submitted since."""
     sweeping: LocalProcess | None = None
-    """The process of this machine that runs the family of this run, one member after the other; None without."""
+    """The local process that runs this run's family one by one, or None."""
 
     @classmethod
-    def at(cls, layout: RunLayout, plan: Plan, queues: QueueLook = NO_QUEUES) -> Self:
-        """Read the records of the run's tasks.
-
-        Args:
-            layout: of the run.
-            plan: of the run.
-            queues: what the queues have said about it.
-        """
+    def load_records(cls, layout: RunLayout, plan: Plan, queues: QueueLook = NO_QUEUES) -> Self:
+        """Read the tasks' records; ``queues`` is what the queues said."""
         process, faults = shown_process(layout)
         cancelled = sweeping = None
         try:
-            cancelled = cancelled_at(layout)
+            cancelled = cancel_time(layout)
             if ((family := layout.root.parent) / FAMILY).is_file():
                 sweeping = local_process(RunLayout(family))
         except UnreadableError as error:
@@ -97,7 +90,7 @@ class RunLook:
 
     @cached_property
     def faults(self) -> tuple[str, ...]:
-        """A line for each file that cannot be read: records of tasks, of a process, and of submissions."""
+        """A line for each unreadable file."""
         damaged = (
             f"{job.name} task {index}: {record.message.partition(chr(10))[0]} "
             f"({task_file(self.layout, job.name, index)})"
@@ -108,13 +101,13 @@ class RunLook:
 
     @cached_property
     def runs_here(self) -> bool:
-        """Whether a process of this machine runs the plan, or is just submitting it."""
+        """Whether a local process runs or is submitting the plan."""
         return self.process is not None and self.process.is_here
 
     @cached_property
     def runs_elsewhere(self) -> bool:
-        """Whether a process of another machine has recorded that it runs the plan, and no end of it. Whether it is lost
-        cannot be seen from here.
+        """Whether another machine's process recorded that it runs the plan, and no end. Whether it is lost cannot be
+        seen from here.
         """
         process = self.process
         if process is None or process.host == socket.gethostname():
@@ -122,56 +115,100 @@ class RunLook:
         return read_beat(self.layout.heart(LOCAL, process.generation)).attempt == process.name
 
     @cached_property
-    def queued(self) -> Mapping[tuple[str, int], QueuedTask]:
-        """The tasks that are queued or run in a queue, by job and index."""
-        return {(job, task.index): task for job, tasks in self.queues.tasks.items() for task in tasks if not task.ended}
+    def queued_tasks(self) -> Mapping[tuple[str, int], QueuedTask]:
+        return {
+            (job, task.index): task for job, tasks in self.queues.tasks.items() for task in tasks if not task.has_ended
+        }
 
     @cached_property
-    def running(self) -> frozenset[tuple[str, int]]:
-        """The tasks of which an attempt runs, by job and index."""
+    def listed_tasks(self) -> Mapping[tuple[str, int], QueuedTask]:
+        """The queue's word on each task of the latest submission."""
+        known = ((job, task) for job, tasks in self.queues.tasks.items() for task in tasks)
+        return {(job, task.index): task for job, task in known if task.state is not QueueState.UNKNOWN}
+
+    @cached_property
+    def running_tasks(self) -> frozenset[tuple[str, int]]:
         return frozenset(
             (job.name, index) for job, index, record in self.tasks() if self._is_alive(job.name, index, record)
         )
 
     def record_of(self, job: str, index: int) -> TaskRecord:
-        """The record of a task; one that the plan no longer has counts as waiting."""
+        """A task that the plan no longer has counts as waiting."""
         tasks = self.records.get(job, ())
         return tasks[index] if index < len(tasks) else TaskRecord(TaskState.WAITING)
 
     def tasks(self) -> Iterator[tuple[Job, int, TaskRecord]]:
-        """Every task with its job, its index and its record."""
         for job in self.plan.jobs:
             for index, record in enumerate(self.records[job.name]):
                 yield job, index, record
 
     @cached_property
+    def tasks_between_attempts(self) -> frozenset[tuple[str, int]]:
+        """Tasks that run by the queue and have recorded an end: about to leave the queue, or just restarted."""
+        open_states = (TaskState.WAITING, TaskState.RUNNING, TaskState.UNREADABLE)
+        return frozenset((job, n) for job, n in self.running_tasks if self.records[job][n].state not in open_states)
+
+    @cached_property
     def jobs_running(self) -> frozenset[str]:
-        """The jobs of which a task runs."""
-        return frozenset(job for job, _ in self.running)
+        return frozenset(job for job, _ in self.running_tasks)
+
+    @cached_property
+    def jobs_at_work(self) -> frozenset[str]:
+        """Jobs with a running task that recorded no end."""
+        return frozenset(job for job, _ in self.running_tasks - self.tasks_between_attempts)
 
     @cached_property
     def jobs_queued(self) -> frozenset[str]:
-        """The jobs of which a task is queued or runs in a queue."""
-        return frozenset(job for job, _ in self.queued)
+        return frozenset(job for job, _ in self.queued_tasks)
 
     @cached_property
     def jobs_done(self) -> frozenset[str]:
-        """The jobs of which all tasks are done."""
         return frozenset(
             job for job, records in self.records.items() if all(record.state is TaskState.DONE for record in records)
         )
 
-    @cached_property
+    @property
     def logs(self) -> Mapping[tuple[str, int], list[LogFile]]:
-        """The logs of each task that has some, by job and index."""
+        return self._logs_and_faults[0]
+
+    @property
+    def unread_logs(self) -> Sequence[str]:
+        """A line for each unreadable folder of logs."""
+        return self._logs_and_faults[1]
+
+    @cached_property
+    def _logs_and_faults(self) -> tuple[dict[tuple[str, int], list[LogFile]], list[str]]:
         logs: dict[tuple[str, int], list[LogFile]] = {}
-        for log in log_files(self.layout):
+        faults: list[str] = []
+        for log in log_files(self.layout, faults=faults):
             logs.setdefault((log.job, log.index), []).append(log)
-        return logs
+        return logs, faults
+
+    @cached_property
+    def standstill_s(self) -> Mapping[tuple[str, int], float]:
+        """Seconds since the last beat of running tasks whose heart has missed one."""
+        ages = {(job, index): standstill_s(self.layout.heart(job, index)) for job, index in self.running_tasks}
+        return {task: age for task, age in ages.items() if age is not None}
+
+    @cached_property
+    def disk_shortage(self) -> Shortage | None:
+        """Shortage of the run's filesystem now: a task that cannot write cannot say so."""
+        with suppress(OSError):
+            return shortage_at(self.layout.root)
+        return None
+
+    @cached_property
+    def scripts(self) -> Mapping[tuple[str, int], ScriptNotes]:
+        """Notes of the latest attempts' job scripts."""
+        latest: dict[tuple[str, int], ScriptNotes] = {}
+        for (job, index, attempt), notes in notes_of_scripts(self.layout).items():
+            if (job, index) not in latest or comes_after(attempt, latest[job, index].attempt):
+                latest[job, index] = notes
+        return latest
 
     def _is_alive(self, job: str, index: int, record: TaskRecord) -> bool:
-        """Whether an attempt at a task runs: a record of a lost one says so forever."""
-        if (task := self.queued.get((job, index))) is not None:
+        """Whether an attempt runs: a lost one's record says so forever."""
+        if (task := self.queued_tasks.get((job, index))) is not None:
             return task.state is QueueState.RUNNING
         if record.state is not TaskState.RUNNING:
             return False
@@ -184,34 +221,42 @@ class RunLook:
 
     @cached_property
     def state(self) -> RunState:
-        """The state of the whole run."""
         if all(record.state is TaskState.DONE for _, _, record in self.tasks()):
             return RunState.FINISHED
-        if self.running or self.runs_here or self.runs_elsewhere:
+        if self.running_tasks or self.runs_here or self.runs_elsewhere:
             return RunState.RUNNING
-        if self.queued:
-            return RunState.WAITING if all(map(self._is_held, self.queued)) else RunState.QUEUED
+        if self.queued_tasks:
+            return RunState.WAITING if all(map(self._is_held, self.queued_tasks)) else RunState.QUEUED
         if any(record.state is TaskState.FAILED for _, _, record in self.tasks()):
             return RunState.FAILED
         return RunState.QUEUED if self._may_be_queued() or self.sweeping is not None else RunState.STOPPED
 
     def _is_held(self, task: tuple[str, int]) -> bool:
-        """Whether a queued task waits for something else than its turn."""
-        meaning = self.queues.meaning(task[0], self.queued[task].reason)
+        """Whether a queued task waits for more than its turn."""
+        meaning = self.queues.meaning(task[0], self.queued_tasks[task].reason)
         return meaning is not None and meaning.hold is not Hold.RESOURCES
 
     def _may_be_queued(self) -> bool:
-        """Whether jobs with work left were submitted to a queue that was not reached."""
+        """Whether jobs with work left were submitted to an unreached queue."""
         unasked = self.queues.ids.keys() - self.queues.tasks.keys()
         return any(job.name in unasked and record.state is not TaskState.DONE for job, _, record in self.tasks())
 
     @property
-    def ended(self) -> bool:
-        """Whether the run goes on only after another command."""
+    def again(self) -> str:
+        """What lets the run go on."""
+        if self.layout.recipe_lock.is_file():
+            return f"{self.layout.again} continues the run"
+        return f"{self.layout.recipe_lock} is restored from a backup, without which the run cannot go on"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether only another command continues the run."""
         return self.state in ENDED
 
 
 def end_in_words(layout: RunLayout, state: RunState) -> str:
-    """The sentence with which a command ends that has shown a run to its end, with the next command."""
-    command = "report" if state is RunState.FINISHED else "explain"
-    return f"the run {IN_WORDS[state]}; next: mrt-hpc {command} {layout.root}"
+    """The last sentence of a command that showed a run to its end, with the next command."""
+    command = Advice(
+        "mrt-hpc {command} {run}", command="report" if state is RunState.FINISHED else "explain", run=layout.root
+    )
+    return f"the run {IN_WORDS[state]}; next: {command}"

@@ -1,8 +1,8 @@
-"""One run at one moment, as data with a stable shape: ``status --json`` prints it, and ``status``, ``status --watch``
-and a run on this machine show it; and what happens next in the run.
+"""One run at one moment, as data with a stable shape, and what happens next: ``status --json`` prints it, and
+``status``, ``status --watch`` and local runs show it.
 
-Fields are added at need; none is renamed or removed without a new number in ``format``. Times are seconds since the
-epoch, durations seconds. What is not known is null.
+Fields are added at need; none is renamed or removed without a new ``format``. Times are seconds since the epoch,
+durations seconds. Unknown values are null.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,19 +12,17 @@ from math import inf
 from pydantic import BaseModel, ConfigDict
 
 from mrt_hpc.backends.backend import QueuedTask, QueueState
-from mrt_hpc.plan.jobs import Job, Role
+from mrt_hpc.plan.jobs import Job, Role, few_names
 from mrt_hpc.run.layout import is_collection
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.view.run_history import ShardCommitted
 from mrt_hpc.view.run_look import RunLook, RunState
 
 FORMAT = 1
-"""The number of the shape."""
+"""Number of the shape."""
 
 
 class SnapshotPart(BaseModel):
-    """A part of the snapshot."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -33,38 +31,37 @@ class Iterations(SnapshotPart):
 
     done: int
     planned: int
-    """0 for an evaluation on its own."""
+    """0 for a separate evaluation."""
     weights_version: int | None
-    """The newest published weights version."""
+    """The newest published one."""
     groups_done: int | None
-    """The groups of the current iteration (or collection) that are complete; null where none are sampled."""
+    """Complete groups of the current iteration (or collection); null where none are sampled."""
     groups_planned: int | None
     seconds: float | None
-    """The median duration of the last ten iterations."""
+    """Median of the last ten iterations."""
 
 
 class Measured(SnapshotPart):
-    """What was measured in one iteration."""
+    """The measurements of one iteration."""
 
     iteration: int
     reward: float | None
-    """The mean reward of its traces."""
+    """Mean over its traces."""
     progress: float | None
-    """The mean progress of an episode of its traces."""
+    """Mean over episodes."""
     answered: float | None
-    """The share of its traces in which an answer was found."""
+    """Share of traces with an answer."""
     seconds: float | None
-    """Its duration."""
 
 
 class Evaluated(SnapshotPart):
-    """The result of one weights version on one benchmark."""
+    """One version on one benchmark."""
 
     version: int
     benchmark: str
     accuracy: float
     low: float
-    """The lower end of the 95 % interval of the accuracy."""
+    """Lower end of the accuracy's 95 % interval."""
     high: float
 
 
@@ -74,82 +71,83 @@ class Evaluations(SnapshotPart):
     done: int
     planned: int
     results: tuple[Evaluated, ...]
-    """The results by benchmark as planned, then by version."""
+    """By benchmark as planned, then by version."""
+    models: tuple[str, ...] = ()
+    """Of a separate evaluation: versions are places here; empty for a run."""
 
 
 class Queued(SnapshotPart):
-    """Tasks of a job that are in the same state in the queue, for the same reason."""
+    """Tasks of a job in the same queue state for the same reason."""
 
     state: str
-    """``pending`` or ``running``, and after the end for some time how it was, as in ``out of memory``."""
+    """``pending`` or ``running``; after the end, for a while, how it was, as ``out of memory``."""
     reason: str
-    """The queue's reason why they wait; empty for others."""
+    """Why they wait, as the queue says; else empty."""
     tasks: int
 
 
 class JobView(SnapshotPart):
-    """A job of the plan."""
-
     name: str
     role: Role
     ids: tuple[str, ...]
-    """The ids of its submissions in the queue, the oldest first."""
+    """Of submissions in the queue, oldest first."""
     tasks: int
     states: dict[TaskState, int]
-    """The number of tasks in each state."""
+    """Task counts."""
     queue: tuple[Queued, ...]
     after: tuple[str, ...]
-    """The jobs that it waits for."""
+    """Jobs that it waits for."""
     time_limit_s: int
     gpus: int
-    """The number of GPUs of a task."""
+    """Of a task."""
 
 
 class TaskView(SnapshotPart):
-    """A task that is at work, is queued again, or has failed. Tasks that are done, and those that wait for their first
-    start, are counted in their job.
-    """
+    """A task at work, queued again, or failed. Others are counted in their job."""
 
     job: str
     index: int
     role: Role
     state: TaskState
     alive: bool
-    """Whether an attempt runs at this moment."""
+    """An attempt runs now."""
+    queue_state: str = ""
+    """In the words of ``jobs[].queue``; empty where the queue says nothing."""
+    queue_reason: str = ""
+    """Why it waits in the queue."""
     attempt: str
     since: float
     """When the state was recorded."""
     node: str | None
     weights_version: int | None
-    """The weights version that its server holds, or that the trainer computed last."""
+    """Its server's version, or the trainer's latest."""
     last_event: float | None
-    """When it wrote its last event."""
+    """Its time."""
     failures: int
-    """The number of consecutive failures without progress."""
+    """Consecutive, without progress."""
     reason: str
     """Why its last attempt ended early, or why it waits in the queue."""
     paused: str = ""
-    """Why it runs and waits for room on the disk, with what to type next; empty where it does not."""
+    """Why it runs and cannot go on (no room, no sign of life), with what to type next; else empty."""
     ends_at: float | None
-    """When its time limit ends it."""
+    """By its time limit."""
 
 
 class TokenRates(SnapshotPart):
-    """Tokens per second, all tasks together; null where nothing was measured."""
+    """Tokens per second of all tasks; null where unmeasured."""
 
     sampling: float | None
-    """Sampled traces and branches while inference samples: over the last five iterations, or the groups of the first
-    one."""
+    """Traces and branches while inference samples, over the last five iterations, or the first one's groups."""
     whole: float | None
-    """The same tokens over the whole duration of these iterations, waits included."""
+    """The same tokens over these iterations' whole time."""
     training: float | None
-    """Tokens computed by the updates, while the trainer updates."""
+    """Tokens of updates, during updates."""
     evaluation: float | None
-    """Sampled by the evaluation tasks that committed the last twenty shards."""
+    """By the tasks of the last twenty shards."""
 
 
 class Fault(SnapshotPart):
-    """A fault, a resume or a change of the run."""
+    """A fault, resume or change."""
 
     time: float
     what: str
@@ -158,102 +156,108 @@ class Fault(SnapshotPart):
 
 
 class Upcoming(SnapshotPart):
-    """Something that is expected."""
+    """An expected event."""
 
     what: str
     at: float | None
-    """When; null where it cannot be known."""
+    """Null where unknowable."""
 
 
 class Snapshot(SnapshotPart):
-    """A run at one moment."""
-
     format: int = FORMAT
     run: str
-    """The run directory."""
+    """Its directory."""
     name: str
     kind: str
-    """The algorithm; or the suite of an evaluation on its own, as in ``suite paper_20``."""
+    """The algorithm; or an evaluation's suite, as ``suite paper_20``."""
     time: float
     """When this was read."""
     state: RunState
     unreached: dict[str, str]
-    """Why a queue was not reached, by its name: all else is from the run's files."""
+    """Unreached queues and why: all else is from the run's files."""
     unreadable: tuple[str, ...] = ()
-    """A line for each file of the run that cannot be read, with the reason."""
+    """A line with the reason for each unreadable file."""
     warnings: tuple[str, ...] = ()
-    """What looks wrong with the last iteration, or with the optimiser steps of the run."""
+    """What looks wrong with the last iteration or the optimiser steps."""
     process: int | None = None
-    """The number of the process of this machine that runs the plan; null where there is none."""
+    """The local process that runs the plan, or null."""
     iterations: Iterations
     measured: tuple[Measured, ...]
-    """The figures in the order of iterations."""
+    """By iteration."""
     evaluations: Evaluations
     jobs: tuple[JobView, ...]
     tasks: tuple[TaskView, ...]
     throughput: TokenRates
     fault_counts: dict[str, int]
-    """How often each fault happened, by its name."""
+    """By name."""
     faults: tuple[Fault, ...]
-    """The last twenty faults, resumes and changes, in the order of time."""
+    """The last twenty, by time."""
     upcoming: tuple[Upcoming, ...]
-    """What happens next, the earliest first as far as that is known."""
+    """Earliest first, as far as known."""
     expected_end: float | None
-    """When training (or an evaluation on its own) is expected to end, if nothing interrupts it."""
+    """Of training (or a separate evaluation), if nothing interrupts it."""
     report: str | None
-    """The path of the report, if there is one."""
+    """Its path, if there is one."""
     report_is_old: bool = False
-    """Whether there is a report that is older than the newest results."""
+    """Older than the newest results."""
 
 
 # -- upcoming ----------------------------------------------------------------------------------------------------------
 # What happens next in a run, and when: from the measured seconds of its iterations, the plan, and the queue.
 
 
+LATE = 2.0
+"""Durations after which an iteration is late."""
+
+
 @dataclass(frozen=True)
 class Clock:
-    """When the iterations of a run that goes on are expected to end."""
+    """When a running run's iterations are expected to end."""
 
     now: float
     done: int
-    """The iterations that have ended."""
+    """Ended iterations."""
     seconds: float | None
-    """The duration of one."""
+    """Of one iteration."""
     since: float | None
-    """When the last of them ended, seconds since the epoch; None where no event says it."""
+    """End of the last one, seconds since the epoch; None if unrecorded."""
+    held_up: bool = False
+    """A running task cannot go on."""
 
     def end_of(self, iterations: int) -> float | None:
-        """When so many iterations have ended; None where it cannot be known, or lies behind."""
-        if self.seconds is None or iterations <= self.done:
+        """When so many iterations have ended; None where unknown or past, or where the present one takes twice as long
+        as usual: something else holds it up.
+        """
+        if self.seconds is None or iterations <= self.done or self.held_up:
+            return None
+        if self.since is not None and self.now - self.since > LATE * self.seconds:
             return None
         begin = self.now if self.since is None else max(self.since, self.now - self.seconds)
         return begin + (iterations - self.done) * self.seconds
 
 
-def upcoming(look: RunLook, iterations: Iterations, clock: Clock) -> list[Upcoming]:
-    """What happens next, the earliest first; what has no time stands last, in the order of the plan.
-
-    Args:
-        look: at the run.
-        iterations: how far training is.
-        clock: of its iterations.
-    """
+def upcoming_events(look: RunLook, iterations: Iterations, clock: Clock) -> list[Upcoming]:
+    """Expected events, earliest first; those without a time last, in plan order."""
     if look.state is RunState.FINISHED:
         return []
-    if look.ended:
-        return [Upcoming(what=f"nothing, until {look.layout.again} continues the run", at=None)]
-    events = [*_iterations(look, iterations, clock), *_jobs(look, clock), *_limits(look), *_starts(look)]
+    if look.has_ended:
+        return [Upcoming(what=f"nothing, until {look.again}", at=None)]
+    if _trainer_has_failed(look):
+        training = [Upcoming(what=f"no iteration ends, until {look.again}", at=None)]
+    else:
+        training = [*_iterations(look, iterations, clock), *_jobs(look, clock)]
+    events = [*training, *_limits(look), *_starts(look, clock.now)]
     return sorted(events, key=lambda event: inf if event.at is None else event.at)
 
 
 def expected_end(look: RunLook, iterations: Iterations, clock: Clock, shards: Sequence[ShardCommitted]) -> float | None:
-    """When training, or an evaluation on its own, is expected to end; None where nothing runs or was measured."""
-    if look.state is not RunState.RUNNING:
+    """When training or a separate evaluation should end; None where nothing runs or was measured."""
+    if look.state is not RunState.RUNNING or clock.held_up or _trainer_has_failed(look):
         return None
     if iterations.planned:
         return clock.end_of(iterations.planned)
     left = sum(record.state is not TaskState.DONE for job, _, record in look.tasks() if job.role is Role.EVALUATION)
-    at_work = sum(job.role is Role.EVALUATION and (job.name, n) in look.running for job, n, _ in look.tasks())
+    at_work = sum(job.role is Role.EVALUATION and (job.name, n) in look.running_tasks for job, n, _ in look.tasks())
     if not shards or not at_work:
         return None
     seconds = sum(shard.ended - shard.began for shard in shards) / len(shards)
@@ -261,7 +265,6 @@ def expected_end(look: RunLook, iterations: Iterations, clock: Clock, shards: Se
 
 
 def _iterations(look: RunLook, iterations: Iterations, clock: Clock) -> Iterator[Upcoming]:
-    """The end of the current iteration."""
     if iterations.done >= iterations.planned:
         return
     groups = ""
@@ -272,20 +275,26 @@ def _iterations(look: RunLook, iterations: Iterations, clock: Clock) -> Iterator
 
 
 def _jobs(look: RunLook, clock: Clock) -> Iterator[Upcoming]:
-    """The first job of each role that waits for a trainer that has not ended. Inference starts with its trainer."""
+    """Each role's first job that waits for an unfinished trainer. Inference starts with its trainer."""
     shown: set[Role] = {Role.INFERENCE}
     for job in look.plan.jobs:
-        if job.role in shown or _has_begun(look, job) or not (trainer := _awaited_trainer(look, job)):
+        awaited = [look.plan.job(wait.job) for wait in job.after if wait.job not in look.jobs_done]
+        trainers = [other for other in awaited if other.does(Role.TRAINER)]
+        if job.role in shown or _has_begun(look, job) or not trainers:
             continue
         shown.add(job.role)
-        at = clock.end_of(trainer.end_iteration) if look.state is RunState.RUNNING else None
-        yield Upcoming(what=f"{job.name}{_work(job)} may start, after {trainer.name}", at=at)
+        is_timed = look.state is RunState.RUNNING and trainers == awaited  # of other jobs no end is forecast
+        at = clock.end_of(max(trainer.end_iteration for trainer in trainers)) if is_timed else None
+        names = few_names([other.name for other in awaited])
+        yield Upcoming(what=f"{job.name}{_work(job)} may start, after {names}", at=at)
 
 
-def _awaited_trainer(look: RunLook, job: Job) -> Job | None:
-    """The trainer that a job waits for and that is not done; None where there is none."""
-    awaited = [look.plan.job(wait.job) for wait in job.after]
-    return next((job for job in awaited if job.does(Role.TRAINER) and job.name not in look.jobs_done), None)
+def _trainer_has_failed(look: RunLook) -> bool:
+    """Whether a training task has failed and is not queued."""
+    trained = [
+        (job, n) for job, n, record in look.tasks() if record.state is TaskState.FAILED and job.does(Role.TRAINER)
+    ]
+    return any((job.name, n) not in look.queued_tasks for job, n in trained)
 
 
 def _has_begun(look: RunLook, job: Job) -> bool:
@@ -303,28 +312,35 @@ def _work(job: Job) -> str:
 
 
 def _limits(look: RunLook) -> Iterator[Upcoming]:
-    """The first of the time limits of running tasks."""
+    """The earliest time limit of a running task."""
     limits = _first_of_each_job(look, QueueState.RUNNING)
     if limits:
         name, task = min(limits, key=lambda limit: limit[1].ends_at or inf)
-        what = f"{name} reaches its time limit: a task that is not done is queued again and continues its work"
-        yield Upcoming(what=what, at=task.ends_at)
+        yield Upcoming(what=f"{name} reaches its time limit; finished work stays", at=task.ends_at)
 
 
-def _starts(look: RunLook) -> Iterator[Upcoming]:
-    """The starts that the queue expects, the first of each job."""
+def _starts(look: RunLook, now: float) -> Iterator[Upcoming]:
+    """The starts that the queue expects, the first of each job. Where somebody has changed the time limit of a job, the
+    start that follows from its end may lie in the past: then nothing is forecast.
+    """
     for name, task in _first_of_each_job(look, QueueState.PENDING):
         assert task.ends_at is not None, "only tasks whose end is known are considered"
         limit = look.plan.job(name).resources.time_limit_minutes * 60
-        yield Upcoming(what=f"{name} starts, as the queue expects", at=task.ends_at - limit)
+        if (at := task.ends_at - limit) >= now:
+            yield Upcoming(what=f"{name} starts, as the queue expects", at=at)
 
 
 def _first_of_each_job(look: RunLook, state: QueueState) -> list[tuple[str, QueuedTask]]:
-    """The task of each job in this state whose end is the first that the queue knows."""
+    """Each job's task in this state with the earliest end."""
     first: dict[str, QueuedTask] = {}
     planned = {job.name for job in look.plan.jobs}
-    for (job, _), task in look.queued.items():
-        if task.state is not state or task.ends_at is None or job not in planned:
+    for (job, index), task in look.queued_tasks.items():
+        if (
+            task.state is not state
+            or task.ends_at is None
+            or job not in planned
+            or (job, index) in look.tasks_between_attempts
+        ):
             continue
         if job not in first or task.ends_at < (first[job].ends_at or inf):
             first[job] = task

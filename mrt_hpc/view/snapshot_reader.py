@@ -1,4 +1,4 @@
-"""Reads snapshots of a run, one after the other, beside what its queues say: what does not change is read once."""
+"""Reads successive snapshots of a run; what does not change is read once."""
 
 import time
 from collections import Counter
@@ -15,6 +15,7 @@ from mrt_hpc.attempt.run_progress import Progress, progress
 from mrt_hpc.backends.queued_jobs import QueueLook, look_at_queues
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import Job, Plan, Role
+from mrt_hpc.recipe.lock import look_at_lock
 from mrt_hpc.run.layout import RunLayout, collection_of
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.retries import list_directory
@@ -22,23 +23,23 @@ from mrt_hpc.run.task_state import TaskRecord, TaskState
 from mrt_hpc.run.typed_file import UnreadableError
 from mrt_hpc.run.weights import published_versions
 from mrt_hpc.view import snapshot
-from mrt_hpc.view.explain import paused
+from mrt_hpc.view.explain import Cause, Explanation, stuck_tasks
 from mrt_hpc.view.run_history import RunHistory, ShardCommitted
 from mrt_hpc.view.run_look import NO_QUEUES, RunLook
-from mrt_hpc.view.snapshot import Clock, expected_end, upcoming
+from mrt_hpc.view.snapshot import Clock, expected_end, upcoming_events
 
 # -- the queues, which are asked from time to time while the files of the run are shown
 
 
 ASK_EVERY_S = 30.0
-"""The seconds between two questions: one controller serves the whole cluster."""
+"""Between questions: one controller serves the whole cluster."""
 WITHIN_S = 5.0
-"""The seconds that a queue has for its answer: the first view waits for it, and so does the end of the view."""
+"""For a queue's answer: the first view waits for it, and so does the last."""
 
 
 @dataclass
 class QueueLooks:
-    """The latest answer of the queues; use as a context manager, which ends the thread that asks."""
+    """The queues' latest answer. The context manager ends the asking thread."""
 
     layout: RunLayout
     within_s: float = WITHIN_S
@@ -55,11 +56,11 @@ class QueueLooks:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def renew(self) -> None:
-        """Let the next call of ``latest`` ask, and wait for the answer: an older one may differ from the files."""
+        """Make the next ``latest`` ask and wait: an older answer may differ from the files."""
         self._latest = self._asked = None
 
     def latest(self) -> QueueLook:
-        """The newest answer. The first call waits for it; later ones ask again when it is due, and wait for nothing."""
+        """The newest answer. Only the first call waits; later ones ask again when due."""
         if self._asked is None and (self._latest is None or self.clock() >= self._next):
             self._asked = self._thread.submit(look_at_queues, self.layout, self.within_s)
         if self._asked is not None and (self._latest is None or self._asked.done()):
@@ -73,9 +74,9 @@ class QueueLooks:
 
 
 LATEST = 5
-"""The number of iterations that measure the present throughput."""
+"""Iterations that measure present throughput."""
 TIMED = 10
-"""The number of iterations whose median gives the duration of the next one."""
+"""Iterations whose median predicts the next one's duration."""
 
 
 Held = TypeVar("Held")
@@ -83,20 +84,19 @@ Held = TypeVar("Held")
 
 @dataclass
 class ChangingFiles(Generic[Held]):
-    """Files with numbers of a run; one is read again only when it has changed."""
+    """Number files of a run, read again only when changed."""
 
     read: Callable[[Path], Held]
     _known: dict[Path, tuple[int, Held | str]] = field(default_factory=dict, init=False)
-    """The time at which each file was changed, and what it holds or why it cannot be read."""
+    """Change time, and content or fault."""
 
     def all_of(self, paths: Iterable[Path]) -> list[Held]:
-        """What the files hold that are there, in their order. A damaged file counts as not there."""
         held = [self._of(path) for path in paths]
         return [one for one in held if one is not None and not isinstance(one, str)]
 
     @property
     def faults(self) -> list[str]:
-        """A line for each file that cannot be read."""
+        """A line for each unreadable file."""
         return [known for _, known in self._known.values() if isinstance(known, str)]
 
     def _of(self, path: Path) -> Held | str | None:
@@ -111,8 +111,7 @@ class ChangingFiles(Generic[Held]):
         return self._known[path][1]
 
 
-def measured_of(metrics: IterationMetrics) -> snapshot.Measured:
-    """What the snapshot holds of an iteration."""
+def measurement_of(metrics: IterationMetrics) -> snapshot.Measured:
     gains = metrics.progress_by_episode
     return snapshot.Measured(
         iteration=metrics.iteration,
@@ -124,19 +123,19 @@ def measured_of(metrics: IterationMetrics) -> snapshot.Measured:
 
 
 def iteration_seconds(iterations: Sequence[IterationMetrics]) -> float | None:
-    """The median duration of the latest iterations; None before the first one has ended."""
+    """Median of the latest; None before the first has ended."""
     known = [iteration.wall_seconds for iteration in iterations[-TIMED:] if iteration.wall_seconds is not None]
     return median(known) if known else None
 
 
 @dataclass
 class Costs:
-    """The cost of groups and shards, by their manifests; each is read once."""
+    """Costs of groups and shards by their manifests, each read once."""
 
     _known: dict[Path, dict[str, Any]] = field(default_factory=dict, init=False)
 
     def of(self, directory: Path) -> dict[str, Any]:
-        """What a group or a shard has cost; empty where its manifest cannot be read at the moment."""
+        """Empty where the manifest cannot be read now."""
         if directory not in self._known:
             try:
                 self._known[directory] = dict(read_manifest(directory).about.get("statistics", {}))
@@ -146,35 +145,26 @@ class Costs:
 
 
 def tokens_of(cost: dict[str, Any]) -> int:
-    """The sampled tokens of a group or a shard, branches included."""
+    """The sampled tokens of a group or shard, branches included."""
     return int(cost.get("rollout_tokens", 0)) + int(cost.get("branch_tokens", 0))
 
 
 def groups_there(layout: RunLayout, iteration: int) -> list[Path]:
-    """The complete groups of an iteration that training has not passed."""
+    """Complete groups of an iteration that training has not passed."""
     return [path for path in list_directory(layout.groups(iteration)) if path.name.isdecimal()]
 
 
 def throughput(
     layout: RunLayout, iterations: Sequence[IterationMetrics], groups: Iterable[Path], history: RunHistory, costs: Costs
 ) -> snapshot.TokenRates:
-    """The throughput of a run.
-
-    Args:
-        layout: of the run.
-        iterations: their metrics.
-        groups: of the current iteration.
-        history: of the run.
-        costs: of groups and shards.
-    """
     latest = [iteration for iteration in iterations[-LATEST:] if iteration.generated_tokens]
     tokens = sum(iteration.generated_tokens or 0 for iteration in latest)
     sampling = _rate(tokens, sum(iteration.sampling_seconds or 0.0 for iteration in latest))
     return snapshot.TokenRates(
-        sampling=sampling if sampling is not None else _of_groups([costs.of(group) for group in groups]),
+        sampling=sampling if sampling is not None else _group_rate([costs.of(group) for group in groups]),
         whole=_rate(tokens, sum(iteration.wall_seconds or 0.0 for iteration in latest)),
-        training=_training(iterations[-LATEST:]),
-        evaluation=_of_shards(layout, list(history.shards), costs),
+        training=_training_rate(iterations[-LATEST:]),
+        evaluation=_shard_rate(layout, list(history.shards), costs),
     )
 
 
@@ -182,14 +172,14 @@ def _rate(tokens: float, seconds: float) -> float | None:
     return tokens / seconds if tokens and seconds else None
 
 
-def _of_groups(costs: list[dict[str, Any]]) -> float | None:
-    """The rate of groups of one iteration: all their tokens, over the time until the last of them was sampled."""
+def _group_rate(costs: list[dict[str, Any]]) -> float | None:
+    """One iteration's tokens over the time until its last group."""
     seconds = [float(cost.get("seconds", {}).get("generation", 0.0)) for cost in costs]
     return _rate(sum(map(tokens_of, costs)), max(seconds, default=0.0))
 
 
-def _training(iterations: Sequence[IterationMetrics]) -> float | None:
-    """The positions that the updates computed, padding included, over the seconds of the updates."""
+def _training_rate(iterations: Sequence[IterationMetrics]) -> float | None:
+    """Positions computed by updates, padding included, over their seconds."""
     updates = [
         (iteration.trainer.get("positions", 0.0), iteration.trainer.get("seconds_update", 0.0))
         for iteration in iterations
@@ -197,8 +187,8 @@ def _training(iterations: Sequence[IterationMetrics]) -> float | None:
     return _rate(sum(positions for positions, _ in updates), sum(seconds for _, seconds in updates))
 
 
-def _of_shards(layout: RunLayout, shards: list[ShardCommitted], costs: Costs) -> float | None:
-    """All tokens of these shards, over the time from the first begin to the last end."""
+def _shard_rate(layout: RunLayout, shards: list[ShardCommitted], costs: Costs) -> float | None:
+    """These shards' tokens from first begin to last end."""
     if not shards:
         return None
     places = [layout.evaluation_shard(shard.version, shard.benchmark, shard.shard) for shard in shards]
@@ -210,40 +200,35 @@ def _of_shards(layout: RunLayout, shards: list[ShardCommitted], costs: Costs) ->
 
 FAULTS_SHOWN = 20
 _AT_REST = frozenset({TaskState.DONE, TaskState.WAITING})
-"""The states of tasks that are counted, not listed."""
+"""Counted, not listed."""
 
 
 @dataclass
 class SnapshotReader:
-    """Reads snapshots of one run."""
-
     layout: RunLayout
     plan: Plan
     history: RunHistory
     metrics: ChangingFiles[IterationMetrics] = field(default_factory=lambda: ChangingFiles(IterationMetrics.read))
-    summaries: ChangingFiles[snapshot.Evaluated] = field(default_factory=lambda: ChangingFiles(_evaluated))
+    summaries: ChangingFiles[snapshot.Evaluated] = field(default_factory=lambda: ChangingFiles(_read_evaluated))
+    names: ChangingFiles[list[str]] = field(default_factory=lambda: ChangingFiles(_model_names))
     costs: Costs = field(default_factory=Costs)
 
     @classmethod
     def of(cls, layout: RunLayout, plan: Plan) -> Self:
-        """A reader for a run, of which nothing is read yet."""
         return cls(layout, plan, RunHistory.of(layout))
 
     def read(self, queues: QueueLook = NO_QUEUES) -> snapshot.Snapshot:
-        """Read the run's files.
-
-        Args:
-            queues: what the queues have said about it.
-        """
-        look, now = RunLook.at(self.layout, self.plan, queues), time.time()
+        look, now = RunLook.load_records(self.layout, self.plan, queues), time.time()
         self.history.update()
         done = progress(self.plan, self.layout, look.records)
         measured = self.metrics.all_of(map(self.layout.metrics, range(self.plan.iterations)))
         current = collection_of(done.iterations_done) if done.groups_collected is not None else done.iterations_done
         groups = groups_there(self.layout, current)
         iterations = self._iterations(done, measured, len(groups))
-        clock = Clock(now, done.iterations_done, iterations.seconds, self.history.published.get(done.iterations_done))
+        since, stuck = self.history.published.get(done.iterations_done), stuck_tasks(look)
+        clock = Clock(now, done.iterations_done, iterations.seconds, since, held_up=bool(stuck))
         happenings, results = self.history.all_happenings(look.record_of), tuple(self._results())
+        models = tuple(self._models())
         return snapshot.Snapshot(
             run=str(self.layout.root),
             name=self.plan.name,
@@ -255,17 +240,19 @@ class SnapshotReader:
             warnings=done.warnings,
             process=look.process.pid if look.process is not None and look.runs_here else None,
             iterations=iterations,
-            measured=tuple(map(measured_of, measured)),
-            evaluations=snapshot.Evaluations(done=done.evaluations_done, planned=done.evaluations, results=results),
+            measured=tuple(map(measurement_of, measured)),
+            evaluations=snapshot.Evaluations(
+                done=done.evaluations_done, planned=done.evaluations, results=results, models=models
+            ),
             jobs=tuple(_job(job, look) for job in self.plan.jobs),
-            tasks=tuple(self._tasks(look)),
+            tasks=tuple(self._tasks(look, stuck)),
             throughput=throughput(self.layout, measured, groups, self.history, self.costs),
             fault_counts=dict(Counter(happening.kind for happening in happenings).most_common()),
             faults=tuple(
                 snapshot.Fault(time=happening.time, what=happening.kind, task=happening.task, detail=happening.detail)
                 for happening in happenings[-FAULTS_SHOWN:]
             ),
-            upcoming=tuple(upcoming(look, iterations, clock)),
+            upcoming=tuple(upcoming_events(look, iterations, clock)),
             expected_end=expected_end(look, iterations, clock, list(self.history.shards)),
             report=str(self.layout.report) if done.report else None,
             report_is_old=done.report and done.stale,
@@ -284,38 +271,45 @@ class SnapshotReader:
         )
 
     def _groups_done(self, done: Progress, groups: int) -> int:
-        """The complete groups of the current iteration; all of them where training has put them into its archive."""
+        """Complete groups of the current iteration; all where they are archived."""
         archived = self.layout.group_archive(done.iterations_done).exists()
         return self.plan.groups or 0 if archived else groups
 
     def _results(self) -> list[snapshot.Evaluated]:
-        """The results of the planned evaluations that are there."""
         units = [unit for job in self.plan.jobs for unit in job.evaluations]
         benchmarks = list(dict.fromkeys(unit.benchmark for unit in units))
         planned = {(benchmarks.index(unit.benchmark), unit.version) for unit in units}
         return self.summaries.all_of(self.layout.evaluation_summary(v, benchmarks[n]) for n, v in sorted(planned))
 
+    def _models(self) -> list[str]:
+        lock = () if self.plan.iterations else (self.layout.recipe_lock,)
+        return next(iter(self.names.all_of(lock)), [])
+
     def _unreadable(self, look: RunLook, done: Progress) -> Iterator[str]:
-        """A line for each file that cannot be read."""
+        """A line for each unreadable file."""
         yield from look.faults
         yield from done.unreadable
         yield from (line for line in self.metrics.faults if line not in done.unreadable)
         yield from self.summaries.faults
+        yield from self.names.faults
         yield from self.history.stream.faults
 
-    def _tasks(self, look: RunLook) -> Iterator[snapshot.TaskView]:
+    def _tasks(self, look: RunLook, stuck: Sequence[Explanation]) -> Iterator[snapshot.TaskView]:
         waiting = {
             (explanation.job, explanation.index): f"{explanation.sentence}\n  next:     {explanation.next}"
-            for explanation in paused(look)
+            for explanation in stuck
+            if explanation.cause is not Cause.WAITS
         }
         for job, index, record in look.tasks():
-            begins = record.state is TaskState.WAITING and (job.name, index) in look.running
+            begins = record.state is TaskState.WAITING and (job.name, index) in look.running_tasks
             if record.state not in _AT_REST or begins:
                 yield self._task(job, index, record, look, waiting.get((job.name, index), ""))
 
     def _task(self, job: Job, index: int, record: TaskRecord, look: RunLook, waits: str) -> snapshot.TaskView:
-        news, queued = self.history.tasks.get((job.name, index)), look.queued.get((job.name, index))
-        alive = (job.name, index) in look.running
+        news, queued = self.history.tasks.get((job.name, index)), look.queued_tasks.get((job.name, index))
+        listed = look.listed_tasks.get((job.name, index))
+        alive = (job.name, index) in look.running_tasks
+        is_limited = alive and (job.name, index) not in look.tasks_between_attempts
         node = (queued.nodes if queued is not None else "") or (news.host if news is not None and alive else "")
         return snapshot.TaskView(
             job=job.name,
@@ -323,6 +317,8 @@ class SnapshotReader:
             role=job.role,
             state=record.state,
             alive=alive,
+            queue_state="" if listed is None else listed.state,
+            queue_reason="" if listed is None or listed.has_ended else listed.reason,
             attempt=record.attempt,
             since=record.time,
             node=node or None,
@@ -331,17 +327,24 @@ class SnapshotReader:
             failures=record.failures,
             reason=record.message or ("" if queued is None else queued.reason),
             paused=waits,
-            ends_at=queued.ends_at if queued is not None and alive else None,
+            ends_at=queued.ends_at if queued is not None and is_limited else None,
         )
 
 
-def _evaluated(path: Path) -> snapshot.Evaluated:
+def _read_evaluated(path: Path) -> snapshot.Evaluated:
     return snapshot.Evaluated.model_validate(EvaluationSummary.read(path), from_attributes=True)
 
 
+def _model_names(lock: Path) -> list[str]:
+    try:
+        return look_at_lock(lock).model_names
+    except UserError as error:
+        raise UnreadableError(error.what, where=lock) from error
+
+
 def _job(job: Job, look: RunLook) -> snapshot.JobView:
-    tasks = look.queues.tasks.get(job.name, [])
-    counts = Counter((str(task.state), "" if task.ended else task.reason) for task in tasks)
+    tasks = [look.listed_tasks[key] for index in range(job.tasks) if (key := (job.name, index)) in look.listed_tasks]
+    counts = Counter((str(task.state), "" if task.has_ended else task.reason) for task in tasks)
     return snapshot.JobView(
         name=job.name,
         role=job.role,

@@ -118,7 +118,7 @@ class SlurmRun:
         if self.disk is not None:
             account = pwd.getpwnam(self.cluster.user)
             os.chown(self.disk, account.pw_uid, account.pw_gid)
-        self._root = (self.disk or self.cluster.run_dir("chaos")) / "run"
+        self._root = (self.disk or self.cluster.folder("chaos")) / "run"
 
     @property
     def where(self) -> str:
@@ -163,7 +163,7 @@ class SlurmRun:
     def _found_in_files(self) -> int | None:
         """Where jobs end early: a queue that holds nothing of the run any more, and a run that is done or is not."""
         states = queue_states(current_ids(RunLayout(self._root))).values()
-        if not all(state.ended and state.state is not QueueState.ENDING for state in states):
+        if not all(state.has_ended and state.state is not QueueState.ENDING for state in states):
             return None
         if self._is_done():
             return 0

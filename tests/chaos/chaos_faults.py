@@ -319,7 +319,7 @@ def _resubmit(target: Target, _: random.Random) -> str | None:
         queue = cluster.as_user("squeue", "--noheader", "--format=%j")
         assert queue.returncode == 0, queue.stderr
         left = [name for name in queue.stdout.splitlines() if name.startswith(f"{target.layout.root.name}.")]
-        return not left and not target.tasks(*ANY) and all(s.ended for s in queue_states(ids).values())
+        return not left and not target.tasks(*ANY) and all(s.has_ended for s in queue_states(ids).values())
 
     wait_until(is_over, reason="a queue without jobs of the run", deadline_s=90)
     again = json.loads((target.layout.root.parent / "submission.json").read_text())

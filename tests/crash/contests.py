@@ -12,10 +12,9 @@ from invariants import Audit
 from protocols import Groups, Training, Versions, group_is_whole, is_whole
 from protocols_of_runs import FINGERPRINT, JOB, Making, Stored, recipe_and_plan
 from samples import rollout, sampled
-from tiny_training import NOTICE, TinyRun
+from tiny_training import TinyRun
 
-from mrt_hpc.attempt.ledger import claimed, record_submission, submissions
-from mrt_hpc.attempt.notify import notify_stuck, sign
+from mrt_hpc.attempt.ledger import claim_run, record_submission, submissions
 from mrt_hpc.attempt.sole_attempt import sole_attempt
 from mrt_hpc.errors import UserError
 from mrt_hpc.roles.stored_parts import StoredSamples
@@ -25,7 +24,6 @@ from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Heart, Holder, Leases, Observer, group_leases
 from mrt_hpc.run.manifest import DamagedError, verify
-from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.turns import Turn, remove_abandoned
 from mrt_hpc.run.weights import published_versions
 from mrt_hpc.submit.create import create_or_open
@@ -163,7 +161,7 @@ class Claiming(OneAtATime):
         layout.jobs.mkdir()
 
     def block(self, layout: RunLayout, number: int) -> AbstractContextManager[None]:
-        return claimed(layout, LIMIT_S)
+        return claim_run(layout, LIMIT_S)
 
 
 class Attempts(OneAtATime):
@@ -219,26 +217,6 @@ class Turns(OneAtATime):
         for process in processes[:2]:
             if process.outcome != "was inside" and not process.was_killed:
                 yield f"{process.number} had no turn"
-
-
-class Notices(Contest):
-    """One of several tasks calls the command that notifies the user."""
-
-    name = "notices"
-    interleavings = 100
-
-    def make(self, layout: RunLayout) -> None:
-        super().make(layout)
-        layout.notices.mkdir()
-        sign(layout, "")
-
-    def acts(self, layout: RunLayout) -> list[Callable[[], Any]]:
-        return [partial(notify_stuck, layout, f"job{number}", "stuck", "a reason") for number in range(3)]
-
-    def wrong(self, layout: RunLayout, processes: list[Process]) -> Iterator[str]:
-        notices = list_directory(layout.root, f"{NOTICE}*")
-        if len(notices) > 1 or (not notices and not any(p.was_killed for p in processes)):
-            yield f"{len(notices)} notices were given"
 
 
 class Submissions(Contest):
@@ -362,10 +340,10 @@ class Evaluations(Contest):
         store, drawn = StoredSamples.of(layout.root / "results", FINGERPRINT), 0
         me, observer = Holder(layout.root / f"run{number}", JOB, 0, f"a{number}"), Observer(LIMIT_S, now)
         with Heart(store.heart(me), me.attempt, LIMIT_S):
-            while missing := [problem for problem in range(2) if store.lacking(problem, 1)]:
+            while missing := [problem for problem in range(2) if store.lacking_numbers(problem, 1)]:
                 for problem in missing:
-                    leases = Leases(store.leases, me, observer, lambda p: not store.lacking(p, 1), store.heart)
-                    if leases.claim(problem) and (lacking := store.lacking(problem, 1)):
+                    leases = Leases(store.leases, me, observer, lambda p: not store.lacking_numbers(p, 1), store.heart)
+                    if leases.claim(problem) and (lacking := store.lacking_numbers(problem, 1)):
                         store.commit(problem, lacking, sampled(rollout(f"p{problem}", 0)), "a" * 12)
                         drawn += 1
                         leases.release(problem)
@@ -376,7 +354,9 @@ class Evaluations(Contest):
         store = StoredSamples(layout.root / "results" / FINGERPRINT.digest[:24])
         if not all(p.was_killed for p in processes):
             for problem in range(2):
-                if not all(is_whole(batch.path) for batch in store.batches(problem)) or store.lacking(problem, 1):
+                if not all(is_whole(batch.path) for batch in store.batches(problem)) or store.lacking_numbers(
+                    problem, 1
+                ):
                     yield f"problem {problem} is not there as a whole"
 
 
@@ -427,6 +407,6 @@ class Trainings(Contest):
 
 
 CONTESTS = (
-    Moving, Trainings, Sampling, Claiming, Attempts, Turns, Notices, Submissions, Pruning, Archiving, Makings,
+    Moving, Trainings, Sampling, Claiming, Attempts, Turns, Submissions, Pruning, Archiving, Makings,
     Evaluations,
 )  # fmt: skip

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -186,6 +187,7 @@ class Recording:
         assert there == {path for path, _ in self.now.entries()}, there ^ {path for path, _ in self.now.entries()}
 
     def _relative(self, path: str) -> str:
+        path = re.sub(r"^/proc/self/fd/\d+", lambda found: os.readlink(found[0]), path)  # it names a descriptor's file
         return "" if path == str(self.root) else os.path.relpath(path, self.root)
 
     def _take(self, site: str, *changes: Named | Content | Synced) -> None:

@@ -240,7 +240,7 @@ class Exploration:
 def begin_process() -> None:
     """What a process remembers of files is forgotten."""
     MEANWHILE.act = None
-    archive._opened.cache_clear()
+    archive._cached_archive.cache_clear()
     atomic._sync_above.cache_clear()
 
 

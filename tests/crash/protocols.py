@@ -15,7 +15,7 @@ from run_of import run_of
 from samples import rollout, sampled
 from tiny_training import ATTEMPTS, CHANGES, TinyRun, check_one_trainer, first_version, shard_of
 
-from mrt_hpc.run.archive import archive_groups, opened, read_sampled, sampled_manifest, sampled_positions
+from mrt_hpc.run.archive import archive_groups, open_archive, read_sampled, sampled_manifest, sampled_positions
 from mrt_hpc.run.groups import commit_group, read_group, refuse_other_samples
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder, Observer, group_leases
@@ -74,11 +74,11 @@ def is_whole(directory: Path) -> bool:
 
 def group_is_whole(layout: RunLayout, iteration: int, position: int) -> bool:
     """Whether a group is there, in its archive or beside it, as its manifest says."""
-    archive = opened(layout, iteration)
+    archive = open_archive(layout, iteration)
     if archive is None or position not in archive.members:
         return is_whole(layout.group(iteration, position))
     manifest = archive.manifest(position)
-    return all(archive.verified(position, manifest, name) for name in manifest.files)
+    return all(archive.read_verified(position, manifest, name) for name in manifest.files)
 
 
 class Groups(Protocol):

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -18,8 +18,7 @@ from tiny_training import ATTEMPTS, CHANGES, TinyRun
 from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.attempt import ledger
-from mrt_hpc.attempt.ledger import claimed, record_site, record_submission, remember_site, submissions
-from mrt_hpc.attempt.notify import SIGNATURE, forget_notices, is_first_notice, sign, take_back
+from mrt_hpc.attempt.ledger import claim_run, record_site, record_submission, remember_site, submissions
 from mrt_hpc.attempt.sole_attempt import sole_attempt
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.domains import small_world
@@ -27,17 +26,17 @@ from mrt_hpc.evaluate import regrade
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Plan, read_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.lock import read_lock
+from mrt_hpc.recipe.lock import changed_recipe, read_lock, read_recipe_lock
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.stored_parts import StoredSamples
 from mrt_hpc.roles.task.context import positions_there, set_group_aside
-from mrt_hpc.roles.tracking import Points, write_events
+from mrt_hpc.roles.tracking import EventFile
 from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.atomic import TEMPORARY_MARK, remove_leftovers, remove_whole, sync_names, write_text
 from mrt_hpc.run.evaluation_settings import Fingerprint
 from mrt_hpc.run.family import Axis, Family, read_family
 from mrt_hpc.run.fork_record import ForkRecord
-from mrt_hpc.run.groups import commit_group, merged, part_file, read_group
+from mrt_hpc.run.groups import commit_group, merge_samples, part_file, read_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder, Leases, Observer
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, commit_whole, read_manifest, verify
@@ -46,9 +45,9 @@ from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.task_state import TaskRecord, TaskState, forget_failures, read_task, write_task
 from mrt_hpc.run.weights import pin, pinned_versions, prune, publish, published_versions, take_over
 from mrt_hpc.submit.create import create_or_open
-from mrt_hpc.submit.extension import extended_recipe
 from mrt_hpc.submit.origin import Origin
 from mrt_hpc.submit.renewal import is_renewed, renew
+from mrt_hpc.submit.submission import kept_recipe
 
 STARTING_MODEL = Path(small_world.__file__).parent / "starting_model"
 JOB = "segment-000.trainer"
@@ -103,8 +102,7 @@ class Families(Making):
 
     def act(self, layout: RunLayout, promise: Promise) -> None:
         super().act(layout, lambda _: None)
-        self.family.refuse_others(layout.root / "runs")
-        self.family.record(layout.root / "runs")
+        self.family.continue_family(layout.root / "runs").record(layout.root / "runs")
         promise("a family")
 
     def kept(self, layout: RunLayout, promised: str) -> bool:
@@ -165,10 +163,10 @@ class Renewal(Protocol):
         return plan, read_lock(layout.recipe_lock), [read_task(layout, job.name, 0).state for job in plan.jobs]
 
 
-class Extension(Training):
+class MoreIterations(Training):
     """A run that has ended gets another iteration, and trains it."""
 
-    name = "extension"
+    name = "more-iterations"
     states = 120
     last = 3
     changes = ("training.schedule=constant",)
@@ -176,12 +174,14 @@ class Extension(Training):
     def make(self, layout: RunLayout) -> None:
         super().make(layout)
         TinyRun.of(layout).end(lambda _: None)
-        self.extended = extended_recipe(layout, self.last)
+        locked = read_recipe_lock(layout.recipe_lock)
+        longer = changed_recipe(layout.recipe_lock, locked, (f"schedule.iterations={self.last}",))
+        self.longer = kept_recipe(layout, longer, lambda _: None)
 
     def act(self, layout: RunLayout, promise: Promise) -> None:
-        plan = compile_plan(self.extended, LocalSite())
-        if is_renewed(layout, self.extended, plan):
-            renew(layout, self.extended, plan)
+        plan = compile_plan(self.longer, LocalSite())
+        if is_renewed(layout, self.longer, plan):
+            renew(layout, self.longer, plan)
         TinyRun.of(layout, segment=1).end(promise)
 
 
@@ -195,7 +195,7 @@ class Ledger(Protocol):
         create_or_open(layout.root, *recipe_and_plan())
 
     def act(self, layout: RunLayout, promise: Promise) -> None:
-        with on_another_node(), claimed(layout, 60.0):
+        with on_another_node(), claim_run(layout, 60.0):
             site, sent = LocalSite(), {entry.job for entry in submissions(layout)}
             record_site(layout, site)
             for number, job in enumerate(read_plan(layout.plan).jobs):
@@ -212,7 +212,7 @@ class Ledger(Protocol):
 
 
 class Endings(Protocol):
-    """The states of tasks, and a notice that is given once."""
+    """The states of tasks."""
 
     name = "endings"
     states = 900
@@ -224,11 +224,6 @@ class Endings(Protocol):
         if read_task(layout, JOB, 0).state is not TaskState.DONE:
             attempt = ATTEMPTS.new()
             write_task(layout, JOB, 0, TaskRecord(TaskState.RUNNING, attempt=attempt))
-            sign(layout, JOB)
-            is_first_notice(layout, JOB, "full_disk")
-            take_back(layout, JOB, "full_disk")
-            is_first_notice(layout, JOB, "failed")
-            forget_notices(layout)
             with sole_attempt(replace(TinyRun.of(layout).trainer, attempt=attempt)):
                 write_task(layout, JOB, 0, TaskRecord(TaskState.RETRYING, attempt=attempt))
             forget_failures(layout, JOB, [0])
@@ -239,8 +234,7 @@ class Endings(Protocol):
         return read_task(layout, JOB, 0).state is TaskState.DONE
 
     def outcome(self, layout: RunLayout) -> Any:
-        signatures = list_directory(layout.notices, f"{SIGNATURE}*")
-        return read_task(layout, JOB, 0).state, [(path.name, path.read_text()) for path in signatures]
+        return read_task(layout, JOB, 0).state
 
 
 class Damage(Groups):
@@ -283,17 +277,17 @@ class Stored(Protocol):
         if not shard.exists():
             store = StoredSamples.of(layout.root / "results", FINGERPRINT)
             me = Holder(layout.root, JOB, 0, ATTEMPTS.new())
-            leases = Leases(store.leases, me, Observer(20.0), lambda p: not store.lacking(p, 1), store.heart)
+            leases = Leases(store.leases, me, Observer(20.0), lambda p: not store.lacking_numbers(p, 1), store.heart)
             for problem in self.problems:
-                if (lacking := store.lacking(problem, 1)) and leases.claim(problem):
+                if (lacking := store.lacking_numbers(problem, 1)) and leases.claim(problem):
                     store.commit(problem, lacking, sampled(rollout(f"p{problem}", 0)), self.grader)
                     promise(problem)
                     leases.release(problem)
-            batches = [batch for problem in self.problems for batch, _ in store.chosen(problem, 1, self.grader)]
+            batches = [batch for problem in self.problems for batch, _ in store.choose_batches(problem, 1, self.grader)]
             if len(batches) < len(self.problems):  # as the role does
                 raise DamagedError("parts of an evaluation are not there any more", where=store.directory)
             parts = [store.read(batch, [0], f"p{batch.position}") for batch in batches]
-            commit_group(shard, merged(parts), weights="w")
+            commit_group(shard, merge_samples(parts), weights="w")
             promise("shard")
         rewards = {r.problem_id: [r.reward] for r in read_group(shard).rollouts}
         summarise_evaluation(0, "aime", rewards).write(summary)
@@ -352,7 +346,7 @@ class Regrading(Stored):
         super().act(layout, lambda _: None)
 
     def act(self, layout: RunLayout, promise: Promise) -> None:
-        shard, waiting = layout.evaluation_shard(0, "aime", 0), layout.regraded(0, "aime")
+        shard, waiting = layout.evaluation_shard(0, "aime", 0), layout.regraded_folder(0, "aime")
         interrupted = regrade._finish_interrupted(waiting, [shard])
         if interrupted or read_manifest(shard).about.get("grader") != "another":
             regrade._replace(layout, waiting, [shard], [read_group(shard)], "another")
@@ -371,21 +365,22 @@ class EventFiles(Protocol):
 
     def make(self, layout: RunLayout) -> None:
         super().make(layout)
-        layout.event_files_in_work.mkdir()
-        (layout.event_files_in_work / f".left{TEMPORARY_MARK}").touch()
+        layout.wandb.mkdir()
+        (layout.wandb / f".left{TEMPORARY_MARK}").touch()
 
     def act(self, layout: RunLayout, promise: Promise) -> None:
-        remove_leftovers(layout.event_files_in_work)
+        remove_leftovers(layout.wandb)
         write_text(layout.report, "report")
         promise("report")
-        write_events(layout, layout.training_events, [Points(0, {"reward": 1.0}, 0.0)])
+        with closing(EventFile(layout.training_events)) as events:
+            events.add(0, {"reward": 1.0}, 0.0)
 
     def kept(self, layout: RunLayout, promised: str) -> bool:
         return layout.report.read_text() == promised
 
     def outcome(self, layout: RunLayout) -> Any:
-        left = [path.name for path in layout.event_files_in_work.iterdir()]
-        return left, [(path.name.rpartition(".")[2], path.stat().st_size) for path in layout.training_events.iterdir()]
+        left = [path.name for path in layout.wandb.iterdir()]
+        return left, [path.stat().st_size for path in layout.training_events.iterdir()]
 
 
 class Pins(Protocol):
@@ -460,8 +455,8 @@ class Cleaning(Groups):
 
 
 PROTOCOLS = (
-    Groups, Versions, Training, Deltas, Making, Families, Forking, Renewal, Extension, Ledger, Endings, Damage, Stored,
-    Spoilt, Regrading, EventFiles, Pins, Cleaning,
+    Groups, Versions, Training, Deltas, Making, Families, Forking, Renewal, MoreIterations, Ledger, Endings, Damage,
+    Stored, Spoilt, Regrading, EventFiles, Pins, Cleaning,
 )  # fmt: skip
 DAMAGED = (Training, Deltas, Spoilt)
 """Those whose tasks mend what is damaged."""

@@ -11,8 +11,8 @@ METHODS = frozenset({
     "save_file", "ParquetWriter", "write_table",
 })  # fmt: skip
 WRITERS = frozenset({
-    "write_json", "write_text", "replacing", "creating", "create_text", "commit_directory", "commit_whole",
-    "make_folder", "remove_whole", "moved", "write_manifest",
+    "write_json", "write_text", "replace_file", "create_file", "create_text", "commit_directory", "commit_whole",
+    "make_folder", "remove_whole", "move_path", "write_manifest",
 })  # fmt: skip
 """Functions of the package that change files for others."""
 WRITING, LONGEST_MODE = frozenset("wax+"), 3
@@ -27,8 +27,8 @@ ATTEMPT = "files of one attempt, of which the next one has its own"
 EXCEPTIONS = {
     "analysis/analysis_files.py": AGAIN, "analysis/figures.py": AGAIN, "analysis/report/": AGAIN,
     "run/evaluation_settings.py pass_over": AGAIN, "run/prompt_files.py": AGAIN,
-    "algorithms/samples.py write_samples": AGAIN, "submit/submission.py _image": AGAIN,
-    "roles/sampling/ray_cluster.py": ATTEMPT, "training/rendezvous.py": ATTEMPT,
+    "algorithms/samples.py write_samples": AGAIN, "submit/software.py _image": AGAIN,
+    "roles/sampling/ray_cluster.py": ATTEMPT, "training/rendezvous.py": ATTEMPT, "training/folder_store.py": ATTEMPT,
     "roles/training/artifacts.py keep_skipped": "one file for a person to read, written whole",
     "attempt/ledger.py record_cancellation": "one file, with which explain names who ended the run",
     "run/events.py _append": "events are for people: a run goes on without them",
@@ -36,26 +36,25 @@ EXCEPTIONS = {
     "submit/cleaning.py remove": "the protocol removes the same way, without a queue to ask",
     "cli/": COMMANDS, "cluster/": COMMANDS, "datasets/": COMMANDS, "hub.py": COMMANDS, "images.py": COMMANDS,
     "backends/sites.py": COMMANDS, "domains/": COMMANDS,
-    "inference/": NODE, "roles/sampling/weights_on_node.py": NODE, "run/turns.py": NODE, "run/access.py _made": NODE,
+    "inference/": NODE, "roles/sampling/weights_on_node.py": NODE, "run/turns.py": NODE, "run/access.py _mkdir": NODE,
     "run/weights_delta.py _begin_files": NODE, "run/weights_delta.py _begin_file": NODE,
-    "run/weights_delta.py _write_tensor": NODE, "training/agreement.py make_small": NODE,
+    "run/weights_delta.py _write_tensor": NODE, "training/small_model.py make_small": NODE,
     "backends/slurm/after_srun.py _scratch_fault": NODE,
     "recipe/user_code.py keep": INSIDE, "training/export.py write": INSIDE, "run/parquet.py write_table": INSIDE,
     "run/weights.py take_over": INSIDE,
+    "run/atomic.py _remove_rest": FAILED,
     "run/manifest.py commit_whole": FAILED, "submit/create.py create_or_open": FAILED,
     "training/checkpoint.py save": FAILED, "run/quarantine.py set_aside": FAILED,
-    "attempt/notify.py notify_stuck": FAILED,
     "backends/slurm/arrays.py": "submitit's files of one submission: a job without them ends, and is sent again",
     "evaluate/regrade.py _regrade": "removes what the shards hold by then",
     "roles/evaluation.py summarise_if_complete": "removes what the shards hold by then",
-    "roles/tracking.py _settle": WANDB, "run/process.py started": "output of processes",
-    "roles/tracking.py _run_of": WANDB,
+    "roles/tracking.py _settle": WANDB, "run/process.py start_process": "output of processes",
+    "roles/tracking.py of": WANDB,
     "roles/tracking.py run_id": WANDB,
     "roles/tracking.py log": WANDB,
     "submit/upload.py": WANDB,
-    "roles/tracking.py attach": WANDB,
-    "roles/tracking.py _staged": WANDB,
-    "roles/tracking.py write_events": "the folder of event files, which are made again from the metrics",
+    "roles/tracking.py _stage_run": WANDB,
+    "roles/tracking.py __init__": "event files, which are made again from the metrics",
 }  # fmt: skip
 """Places at which nothing crashes, by the beginning of a file's name or by file and function, each with the reason."""
 

@@ -22,7 +22,6 @@ from safetensors.torch import load_file, save
 from samples import rollout_with, sampled
 
 from mrt_hpc.analysis.measures import IterationMetrics
-from mrt_hpc.attempt import notify
 from mrt_hpc.roles import trainer
 from mrt_hpc.roles.sampling.weights_on_node import LocalWeights, verified_weights
 from mrt_hpc.roles.task.context import Task
@@ -44,8 +43,6 @@ from mrt_hpc.training.trained_state import KEYS
 from mrt_hpc.training.update_statistics import UpdateStats
 
 NAME, SIZE, CHANGED = "weight", 256, 4  # numbers, and how many of them an update changes
-NOTICE = "notice-"
-"""The beginning of the name of a file for each call of the command that notifies the user."""
 CHANGES = (
     "sampling.problems_per_iteration=2", "sampling.rollouts_per_problem=2", "schedule.iterations=2",
     "schedule.iterations_per_job=2", "training.checkpoint_every=1", "training.keep_checkpoints=1",
@@ -136,17 +133,13 @@ class TinyState:
 
 @contextmanager
 def tiny_engines(*, noisy: bool = False) -> Iterator[None]:
-    """During the block trainers of this process have tiny engines; noisy ones do not compute the same twice. The user's
-    command makes a file.
-    """
+    """During the block trainers of this process have tiny engines; noisy ones do not compute the same twice."""
 
     def build(settings: TrainerSettings, directory: Path, *_: object) -> TinyEngine:
         return TinyEngine(settings, directory, noise=ATTEMPTS.new().encode() if noisy else b"")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "build", build)
-        patch.setattr(notify, "_command", lambda _: ("command",))
-        patch.setattr(notify, "_call", lambda _, layout, *__: (layout.root / f"{NOTICE}{ATTEMPTS.new()}").touch())
         patch.setattr(trainer.Trainer, "_compare", lambda self: setattr(self, "_compared", True))
         patch.setattr(checkpoint, "TrainedState", TinyState)
         patch.setattr(export, "gather", lambda engine, dtype: {NAME: engine.tensors["weight"].to(dtype)})
@@ -200,7 +193,7 @@ class TinyRun:
         task = self.trainer
         write_task(task.layout, task.job.name, 0, TaskRecord(TaskState.RUNNING, attempt=task.attempt))
         if not was_trained(task):
-            learner = Trainer.resumed(task, Ranks(), Tracker())
+            learner = Trainer.resume_from_checkpoint(task, Ranks(), Tracker())
             while (iteration := learner.iteration) < task.job.end_iteration:
                 MEANWHILE.act = partial(self._sample, iteration, promise)
                 self._sample(iteration, promise)

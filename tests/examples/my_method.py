@@ -10,14 +10,20 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from mrt_hpc.algorithms.base import RolloutAlgorithm
-from mrt_hpc.algorithms.batch import Batch, Learnt, rollout_sequences
-from mrt_hpc.mrt.values import Estimate
-from mrt_hpc.provers.base import GradedBoundary, ProverTools, SamplingProver
-from mrt_hpc.provers.branches import Branches
-from mrt_hpc.provers.sampled_answers import MonteCarlo
-from mrt_hpc.recipe.base import misfit
-from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc import (
+    Batch,
+    Branches,
+    Estimate,
+    GradedBoundary,
+    Learnt,
+    MonteCarlo,
+    ProverTools,
+    Recipe,
+    RolloutAlgorithm,
+    SamplingProver,
+    misfit,
+    rollout_sequences,
+)
 
 
 class LastEpisode(RolloutAlgorithm):

@@ -8,11 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.inference.traces import PromptedGroup, SampledTrace
-from mrt_hpc.modes.base import Mode, needs_tags
-from mrt_hpc.modes.writer import Draft, Writer
-from mrt_hpc.recipe.sections import BenchmarkSampling
+from mrt_hpc import BenchmarkSampling, Draft, Mode, PromptedGroup, Prompter, SampledTrace, Writer, needs_tags
 
 
 class OneMoreLook(Mode):

@@ -11,12 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from mrt_hpc.backends.backend import Backend, JobOrder, Objections, QueuedTask, QueueState, Site
-from mrt_hpc.errors import UserError
-from mrt_hpc.plan.jobs import DependencyKind, Job, Plan
-from mrt_hpc.recipe.base import Count
-from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.run.layout import RunLayout
+from mrt_hpc import (
+    Backend,
+    Count,
+    DependencyKind,
+    Job,
+    JobOrder,
+    Objections,
+    Plan,
+    QueuedTask,
+    QueueState,
+    Recipe,
+    RunLayout,
+    Site,
+    UserError,
+)
 
 SCRIPT = """#!/bin/sh
 {awaited}

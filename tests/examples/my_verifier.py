@@ -8,8 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mrt_hpc.domains.base import Judgement, Verifier, after_thought
-from mrt_hpc.domains.extraction import THOUGHT_END
+from mrt_hpc import THOUGHT_END, Judgement, Verifier, after_thought
 
 LAST_LINE = re.compile(r"answer:\s*\(?([A-Z])\)?\.?\s*\Z", re.IGNORECASE)
 

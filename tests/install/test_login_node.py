@@ -21,19 +21,25 @@ from mrt_hpc.run.layout import RunLayout
 
 OLDEST, *_, NEWEST = shell(". env/common.sh; echo $PYTHONS").split()
 COMMANDS = """
-plan submit status logs cancel report compare fields data analyze runs explain validate init doctor container model
+plan submit status logs cancel report compare fields data analyze runs explain init doctor container model
 recipes
 """
 RECIPES = ("recipes/quickstart.yaml", "recipes/mrt_online.yaml", "recipes/backtracking.yaml")
 HEAVY = "torch, transformers, vllm, deepspeed, math_verify, httpx, wandb, ray"
 SLURM_PROGRAMS = {
-    "sbatch": "echo $(( $(date +%s%N) / 1000 % 100000000 ))",
-    "squeue": 'for word; do case "$word" in --format=*) echo "${word#--format=}" ;; esac; done',  # the header alone
+    "sbatch": 'id=$(( $(date +%s%N) / 1000 % 100000000 )); echo "${!#}" > "$0.$id"; echo "$id"',
+    "squeue": """
+for word; do case "$word" in --format=*) format=${word#--format=} ;; esac; done
+echo "$format"  # the header
+for job in "${0%/*}"/sbatch.*; do
+  [ -f "$job" ] && echo "$format" | sed "s=%i=${job##*.}=; s=%T=PENDING=; s=%o=$(cat "$job")=; s=%[a-zA-Z]==g"
+done
+""",
     "sacct": "",
     "scontrol": "",
-    "scancel": "",
+    "scancel": 'rm "${0%/*}/sbatch.${!#}"',
 }
-"""A cluster that accepts every job, of which none can be seen any more."""
+"""A cluster that accepts every job and starts none."""
 SITE = "type: slurm\nname: lab\npartitions: {cpu: short, gpu: gpu}\npython: /shared/env/bin/python\n"
 
 
@@ -164,8 +170,8 @@ def test_a_run_from_its_submission_to_its_report(node: LoginNode) -> None:
 
 def test_recipes_and_profiles_come_with_the_package(node: LoginNode) -> None:
     recipes = node.folder / "env" / "share" / "mrt-hpc" / "recipes"
-    for name in ("small_world/grpo", "one_gpu/mrt_online"):
-        told = node.gives("plan", name, "--site", "example", at=node.folder)
+    for name, *shape in (("small_world/grpo",), ("mrt_online", "--shape", "one_gpu")):
+        told = node.gives("plan", name, *shape, "--site", "example", at=node.folder)
         assert f"{recipes / name}.yaml" in told
     assert "Expected:" in told, "the recipe of the paper has its hours"
     listed = node.gives("recipes", "list", at=node.folder)

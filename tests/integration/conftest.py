@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from new_user import NewUser
 
 from mrt_hpc.attempt.entry import load_task
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.task.context import Task
@@ -54,33 +54,17 @@ def task_in(run: Path, recipe: Recipe, job: str) -> Task:
 
 @pytest.fixture(scope="session")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
-    """A finished run of the quickstart: one for all processes that share the tests."""
+    """A finished run of the quickstart, typed in an empty folder: one for all processes that share the tests."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    layout = RunLayout(shared / "quickstart" / "run")
+    user = NewUser.of(shared / "quickstart")
+    layout = RunLayout(user.folder / "runs" / "quickstart")
     with (shared / "quickstart.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the first process makes it, the others wait for that
         if not layout.report.is_file():
-            assert str(layout.report) in submit(ROOT / "recipes/quickstart.yaml", layout.root)
+            status, printed = user.types("submit", ROOT / "recipes/quickstart.yaml")
+            assert status == 0 and str(layout.report) in printed, printed
     return layout
-
-
-@pytest.fixture(scope="module")
-def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A vLLM server of `mrt-hpc serve`, as the value of ``serving.attach``: runs that use it start no server."""
-    folder = tmp_path_factory.mktemp("warm_server")
-    longest = ROOT / "recipes/small_world/backtracking.yaml"  # it has the longest sequences
-    command = [sys.executable, "-m", "mrt_hpc", "serve", str(longest), "--set", "serving.kv_cache_gib=0.5"]
-    command += ["--model", str(STARTING_MODEL), "--key-file", str(folder / "key")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [*command, "--log", str(folder / "log")], env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        said = process.stdout.readline()  # the test's time limit ends a wait for a server that does not start
-        assert "serving.attach=" in said, (folder / "log").read_text()[-2000:]
-        yield said.split('"serving.attach=', 1)[1].rstrip('"\n')
-        process.terminate()
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,10 @@ usage: ray_rank_worker.py RUN RANK
 import sys
 from pathlib import Path
 
-from mrt_hpc.attempt.entry import heed_signals
+from mrt_hpc.attempt.signals import heed_signals
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.roles.sampling.ray_cluster import for_all_ranks, joined, lend_node
+from mrt_hpc.roles.sampling.ray_cluster import join_nodes, lend_node, release_ranks
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.events import EventLog, event_file
 from mrt_hpc.run.layout import RunLayout
@@ -35,9 +35,9 @@ def main() -> None:
     if task.rank:
         lend_node(task)
         return
-    with for_all_ranks(task), joined(task) as cluster:
-        assert cluster is not None
-        print(cluster.node.pid, flush=True)
+    with release_ranks(task), join_nodes(task) as node:
+        assert node is not None
+        print(node.pid, flush=True)
         sys.stdin.read()
 
 

@@ -15,7 +15,8 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.run.retries import wait_until
 from mrt_hpc.training import rendezvous
 from mrt_hpc.training.accelerator import choose_kernels
-from mrt_hpc.training.rendezvous import Ranks, exchange, join, together
+from mrt_hpc.training.rank_messages import exchange, together
+from mrt_hpc.training.rendezvous import Ranks, join
 
 DEADLINE_S = 120.0
 PROOF_TIMEOUT_S = 10.0

@@ -11,6 +11,7 @@ import pytest
 from bench_trainer_gpu import VARIANTS
 from conftest import ROOT
 
+pytestmark = pytest.mark.nightly  # it rehearses a script for GPUs
 STEPS = ("facts", "attention", "parking", "benchmark", "saving")
 
 

@@ -97,7 +97,7 @@ def test_a_trace_is_cut_at_its_markers_and_its_thought_ends_before_the_closing_t
     ids, cuts = trace.completion.token_ids, trace.boundaries
     assert [TOKENS.text(ids[a:b]) for a, b in pairwise(cuts)] == ["First, x=3\n\n", "Wait, x=5\n\n", "Wait, x=7\n"]
     assert (trace.text, trace.answer_text) == (TRACE, " is \\boxed{7}")
-    rollout, branch = trace.graded("7", 1.0), trace.branch(trace.valuation.branches[0], None, 0.0)
+    rollout, branch = trace.graded_rollout("7", 1.0), trace.branch(trace.valuation.branches[0], None, 0.0)
     assert (rollout.weights_version, rollout.answer, rollout.reward) == (3, "7", 1.0)
     assert len(rollout.logprobs) == len(rollout.token_ids) and rollout.token_ids[-1] == EOS
     assert (branch.problem_id, branch.boundary, branch.reward) == ("p0", 0, 0.0)
@@ -137,7 +137,7 @@ def test_rollouts_of_one_group_may_start_in_several_places() -> None:
     assert [t.completion.seed for t in traces] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(3)]
     assert traces[0].text == "First, x=3\n\n" + TRACE
     assert [len(t.boundaries) for t in traces] == [4, 4, 1]
-    records = [t.graded("7", 1.0) for t in traces]
+    records = [t.graded_rollout("7", 1.0) for t in traces]
     assert [r.forced for r in records] == [0, 0, len(FORCED)]
     assert records[2].prompt_ids == [*context, *FORCED]
 

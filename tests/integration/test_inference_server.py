@@ -32,15 +32,13 @@ from vllm import _custom_ops  # noqa: F401  # loads the kernel that draws
 from warm_start import build_tokenizer
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.inference.attached_server import AttachedServer
 from mrt_hpc.inference.client import Completion, GenerationClient, Request, SamplingSettings, connect
 from mrt_hpc.inference.protocol import GENERATE_PATH, PAUSE_PATH, RequestBatch
+from mrt_hpc.inference.seeded_noise import step_keys
 from mrt_hpc.inference.server import VllmServer
-from mrt_hpc.inference.server_control import Address
 from mrt_hpc.inference.server_start import ServerProcess, ServerSettings
 from mrt_hpc.inference.vllm_extension import _verify_product, _verify_rows
 from mrt_hpc.inference.vllm_middleware import RunRoutes
-from mrt_hpc.inference.vllm_on_cpu import step_keys
 from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.roles.sampling.serving import restart_when_hung
 from mrt_hpc.run.records import FinishReason
@@ -97,7 +95,7 @@ class Reached:
 
     def ask(self, question: Callable[[GenerationClient], Awaitable[T]], **options: Any) -> T:
         async def connected() -> T:
-            async with connect(self.server.control.address, self.server.key, **options) as client:
+            async with connect(self.server.socket, self.server.key, **options) as client:
                 return await question(client)
 
         return asyncio.run(connected())
@@ -128,7 +126,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def vllm(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     settings = ServerSettings(models[0], max_model_len=512, dtype="float32", kv_cache_gib=0.25, max_num_seqs=32)
     log, partly = tmp_path_factory.mktemp("logs") / "server.log", dataclasses.replace(settings, model_dir=Path())
-    begun = ServerProcess.begun_early(dataclasses.replace(partly, max_model_len=0), KEY, log)
+    begun = ServerProcess.begin_early(dataclasses.replace(partly, max_model_len=0), KEY, log)
     server = VllmServer(settings, log, FIRST, KEY, begun=begun)
     with server:
         assert server.pid == begun.pid, "the process that loaded vLLM before model and length were known"
@@ -333,43 +331,18 @@ def test_weights_that_are_swapped_in_flight_tell_which_tokens_they_have_sampled(
     reached.server.load_weights(old, 1)
 
 
-def attached(vllm: VllmServer, model: Path, **changes: Any) -> AttachedServer:
-    given = {"control": vllm.control, "max_model_len": 512, "dtype": vllm.settings.dtype, "common_seeds": True}
-    given |= {"read_deadline_s": 60, "pause_deadline_s": 60}
-    return AttachedServer(**{**given, "model_dir": model, "weights_version": 7, **changes})
-
-
-def test_an_attached_server_holds_the_wanted_weights_before_it_is_used_and_goes_on_running(
+def test_a_folder_without_weights_is_refused_and_the_old_ones_are_still_served(
     vllm: VllmServer, reached: Reached, models: list[Path], tmp_path: Path
 ) -> None:
-    with attached(vllm, models[0]) as server:
-        assert_sampled_from(models[0], reached.sample(), 1.0)
-        assert {c.weights_version for c in reached.sample()} == {7}
-        server.load_weights(models[1], 8)
-        assert not server.restart_if_dead()
-    assert_sampled_from(models[1], reached.sample(), 1.0)
+    vllm.load_weights(models[1], 8)
     with pytest.raises(UserError, match="no weights to load"):
         vllm.load_weights(tmp_path, 9)
-    assert_sampled_from(models[1], reached.sample(), 1.0)
     assert vllm.healthy()
+    assert {c.weights_version for c in reached.sample()} == {8}
+    assert_sampled_from(models[1], reached.sample(), 1.0)
 
 
-def test_an_attached_server_that_does_not_fit_is_refused(vllm: VllmServer, models: list[Path]) -> None:
-    nowhere = dataclasses.replace(vllm.control, address=Address("http://127.0.0.1:9"))
-    cases: list[tuple[str, dict[str, Any]]] = [
-        ("limits sequences to fewer tokens", {"max_model_len": 513}),
-        ("other settings than the recipe asks for", {"dtype": "bfloat16"}),
-        ("key of the run is missing or wrong", {"control": dataclasses.replace(vllm.control, key="another")}),
-        ("vLLM server at http://127", {"control": nowhere, "read_deadline_s": 0.5}),
-    ]
-    for refusal, changes in cases:
-        with pytest.raises(UserError, match=refusal), attached(vllm, models[0], **changes):
-            pass
-    with pytest.raises(UserError, match="does not answer"):
-        attached(vllm, models[0], control=nowhere).restart_if_dead()
-
-
-OWNER = """
+OWNER = """""
 import sys, time
 from pathlib import Path
 from mrt_hpc.inference.server import VllmServer
@@ -535,7 +508,7 @@ def test_a_server_that_is_not_needed_any_more_is_given_up_while_it_starts(models
 
     started: list[psutil.Process] = []
     settings = ServerSettings(models[0], max_model_len=512, dtype="float32", kv_cache_gib=0.25)
-    begun = ServerProcess.begun_early(settings, KEY, tmp_path / "server.log")
+    begun = ServerProcess.begin_early(settings, KEY, tmp_path / "server.log")
     begun.process.kill()
     begun.process.wait()
     server = VllmServer(settings, tmp_path / "server.log", key=KEY, while_starting=look, begun=begun)

@@ -9,6 +9,7 @@ from training_support import run_ranks
 
 from mrt_hpc.plan.memory import ModelShape
 
+pytestmark = pytest.mark.nightly  # other work on the machine moves the peak and takes its memory
 SHAPE = ModelShape(512, 1536, 4, 8, 2, 64, 16384, tied=False)
 
 

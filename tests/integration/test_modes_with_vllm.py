@@ -30,13 +30,13 @@ from mrt_hpc.modes.writer import Writer
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
-from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.base import require_kind
 from mrt_hpc.recipe.kinds import ProverSettings
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import Episodes
 from mrt_hpc.roles import evaluation
-from mrt_hpc.roles.sampling.grading import SamplingSession, graded_in_order
+from mrt_hpc.roles.sampling.sampling_session import SamplingSession, gather_in_order
 from mrt_hpc.roles.sampling.serving import OwnServers
 from mrt_hpc.run.groups import Sampled, read_group
 from mrt_hpc.run.records import FinishReason, Rollout
@@ -107,14 +107,14 @@ def evaluate(server: VllmServer, mode: str, asked: ProverSettings | None = None)
     found: list[Sampled] = []
 
     async def finish(group: list[asyncio.Task[Sampled]]) -> None:
-        found.extend(await graded_in_order(group))
+        found.extend(await gather_in_order(group))
 
     async def sample(pool: GraderPool) -> list[tuple[Request, Completion]]:
-        async with connect(server.control.address, server.control.key) as client:
+        async with connect(server.socket, server.control.key) as client:
             recording = Recording(client)
             writer = Writer(recording, prompter, TraceCutter(tokens, plan), settings)
             valuer = ProverFactory.of(asked, ProverModel.of(prompter), 3).session(client) if asked else None
-            tracer = as_kind(way, Mode).sampler(writer)
+            tracer = require_kind(way, Mode).sampler(writer)
             sampler = RolloutSampler(recording, tokens, plan, room=asyncio.Semaphore(4), tracer=tracer)
             await SamplingSession(sampler, pool, valuer).sample(groups, finish)
             return recording.seen
@@ -263,8 +263,8 @@ def test_every_prover_values_every_prefix(server: VllmServer, prover: str) -> No
 def test_the_evaluation_role_commits_all_stages_and_summarises_the_last(
     server: VllmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OwnServers, "loading", nullcontext)  # to start no other one
-    monkeypatch.setattr(OwnServers, "running", lambda *_: nullcontext(server))
+    monkeypatch.setattr(OwnServers, "load_ahead", nullcontext)  # to start no other one
+    monkeypatch.setattr(OwnServers, "serve", lambda *_: nullcontext(server))
     recipe = recipe_with(MODES["budget_forcing"])
     jobs = compile_plan(recipe, LocalSite()).jobs
     job = next(j.name for j in jobs if j.role is Role.EVALUATION and j.evaluations[0].version == 0)

@@ -149,7 +149,7 @@ def estimate(prover: Estimator, number: int) -> Estimate:
 
 def known(*texts: str) -> list[Writing]:
     ids = {"12": [0, 1], "21": [1, 0], "22": [1, 1], "1{2}": [0, 5, 1, 2]}
-    return [CLOSING.writing(text, ids[text]) for text in texts]
+    return [CLOSING.ways_to_write(text, ids[text]) for text in texts]
 
 
 def assert_unbiased(prover: Estimator, traces: int = 1500) -> list[float]:
@@ -190,7 +190,7 @@ def test_a_branch_with_inner_braces_is_learnt_after_the_prompt_of_its_beginning(
     paid = sum(b.completion.prompt_tokens + b.follow_up.prompt_tokens for b in branches)
     assert asked == paid, "every prompt is paid for once"
     records = [sampled.branch(replace(b, branch=n), None, float(n == 0)) for n, b in enumerate(continued)]
-    batch = Batch([sampled.graded(None, 0.0)], [{}], [], "", np.zeros(0), records)
+    batch = Batch([sampled.graded_rollout(None, 0.0)], [{}], [], "", np.zeros(0), records)
     assert [s.prompt_ids for s in branch_sequences(batch, [])[0]] == [PROMPT] * len(records)
 
 
@@ -306,11 +306,11 @@ def test_an_answer_has_the_probability_of_all_that_ends_in_it_however_it_is_writ
         monkeypatch.setattr("mrt_hpc.provers.scoring.SMALL_SHARE", 0.0)
     teller, tokens = Teller(), Many()
     asking = Scorer(replace(fork(Policy()), generator=teller, tokens=tokens))
-    scored = asyncio.run(asking.score(trace(0), [0], [Closing(tokens).writing(answer, ids)]))
+    scored = asyncio.run(asking.score(trace(0), [0], [Closing(tokens).ways_to_write(answer, ids)]))
     ((found,), (count,)) = scored.valuation.answers, scored.counts[0]
     truth = mass_of(answer.encode(), tokens)
-    assert 0 < found.probability <= truth * (1 + 1e-12) <= (found.probability + count.missing) * (1 + 2e-12)
-    assert count.missing == 0.0 or least > 0.0
+    assert 0 < found.probability <= truth * (1 + 1e-12) <= (found.probability + count.missing_mass) * (1 + 2e-12)
+    assert count.missing_mass == 0.0 or least > 0.0
     assert max(len(request.score_ids) for request in teller.asked) == MOST_LOGPROBS
 
 
@@ -340,8 +340,8 @@ def test_experience_learns_answers_baselines_and_trust() -> None:
     before = experience.trust
     for reward in (0.0, 0.0, 1.0):
         experience.learn_step(0, reward)
-    assert before.at(0) == 1.0, "what was taken before stays as it was"
-    assert experience.trust.at(0) == pytest.approx(2 / 4)
+    assert before.share_at(0) == 1.0, "what was taken before stays as it was"
+    assert experience.trust.share_at(0) == pytest.approx(2 / 4)
 
 
 @pytest.mark.parametrize(

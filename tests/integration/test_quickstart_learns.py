@@ -1,25 +1,15 @@
-"""The quickstart as README's first command runs it, with one seed: it reaches its report and has learned, and README's
-tour can be typed on it.
+"""The quickstart as README's first command runs it, with one seed: it reaches its report and has learned.
 
-How long it takes and how it does over several seeds is for `tests/benchmarks/bench_learning.py --quickstart`.
+How long it takes and how it does over several seeds is for `benchmarks/bench_learning.py --quickstart`.
 """
 
 import pytest
-from commands import typed
-from documents import README, Command, commands
 
 from mrt_hpc.analysis.intervals import paired_difference
 from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
-
-LOOKS = {"status", "explain", "logs", "report", "cost", "compare"}  # commands that only look at a run
-TOUR = [
-    command
-    for command in commands(README, of_text=False)
-    if command.words[0] in LOOKS and "runs/quickstart" in command.words and "runs/alpha" not in command.words
-]
 
 
 @pytest.mark.timeout(2700)
@@ -41,12 +31,3 @@ def test_the_report_shows_it(quickstart: RunLayout) -> None:
     for plot in ("accuracy", "reward", "progress", "tokens", "time", "quality"):
         assert f"plots/{plot}.png" in text
         assert (quickstart.plots / f"{plot}.png").stat().st_size > 10_000
-
-
-@pytest.mark.parametrize("command", TOUR, ids=str)
-def test_the_tour_of_readme_can_be_typed(quickstart: RunLayout, command: Command) -> None:
-    typed(*(quickstart.root if word == "runs/quickstart" else word for word in command.words))
-
-
-def test_the_tour_has_all_looks() -> None:
-    assert {command.words[0] for command in TOUR} == LOOKS

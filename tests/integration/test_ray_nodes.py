@@ -1,10 +1,9 @@
-"""An inference task of two nodes, both of them on this machine: graders on each, and the end of everything.
+"""An inference task of two nodes, both of them on this machine: what each of them can reach, and the end of everything.
 
 As on two machines, the folder for temporary files has the same path on both nodes and is not the same folder: each rank
 has a mount namespace of its own, where the kernel lets this user make one.
 """
 
-import asyncio
 import os
 import shutil
 import signal
@@ -15,31 +14,28 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from families import assert_gone, family
-from graded import grade_all
 from listeners import beyond_loopback, listeners, unix_sockets
 from ray_rank_worker import task_of
+from run_of import bare_run
 
-from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
-from mrt_hpc.domains.verifiers import MathVerifier
+from mrt_hpc.inference.ray_node import RayNode
 from mrt_hpc.inference.server import VllmServer
 from mrt_hpc.inference.server_start import ServerSettings
-from mrt_hpc.roles.sampling.grading import lane_over
-from mrt_hpc.roles.sampling.ray_cluster import Cluster, for_all_ranks, joined
+from mrt_hpc.roles.sampling.ray_cluster import join_nodes, release_ranks
 
 WORKER = Path(__file__).with_name("ray_rank_worker.py")
-HANGS = "9^{9^{9^{9}}}"
 NAMESPACE = ["unshare", "--mount", *(["--map-root-user"] if os.geteuid() else [])]
 HIDE = 'mount -t tmpfs node "$TMPDIR" && exec "$@"'
 
 
 def start(root: Path, rank: int, scratch: Path) -> subprocess.Popen[str]:
     """A rank of the task as a process, which sees an empty folder of its own at the path of ``scratch``."""
-    (root / "secrets").mkdir(exist_ok=True)
-    (root / "secrets" / "server_key").write_text("key")
+    secrets = bare_run(root).secrets
+    secrets.mkdir(exist_ok=True)
+    (secrets / "server_key").write_text("key")
     environment = {**os.environ, "TMPDIR": str(scratch)}
     may = subprocess.run([*NAMESPACE, "sh", "-c", HIDE, "rank", "true"], env=environment, check=False).returncode == 0
     own = [*NAMESPACE, "sh", "-c", HIDE, "rank"] if may else []
@@ -65,29 +61,25 @@ def in_scratch(scratch: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def two_nodes(tmp_path_factory: pytest.TempPathFactory, scratch: Path) -> Iterator[Cluster]:
-    """A cluster whose first rank is this process, until the last test; then its other rank ends by itself."""
+def two_nodes(tmp_path_factory: pytest.TempPathFactory, scratch: Path) -> Iterator[RayNode]:
+    """The first node of a cluster whose first rank is this process, until the last test; then its other rank ends by
+    itself."""
     assert "ray" not in sys.modules, "Ray reads some of its variables when it is imported, and they are not set yet"
     root = tmp_path_factory.mktemp("two_nodes")
     other = start(root, 1, scratch)
     task = task_of(root, 0)
     handler = signal.getsignal(signal.SIGTERM)
-    with in_scratch(scratch), for_all_ranks(task), joined(task) as cluster:
-        assert cluster is not None
+    with in_scratch(scratch), release_ranks(task), join_nodes(task) as node:
+        assert node is not None
         assert signal.getsignal(signal.SIGTERM) is handler, "a request to leave would not reach the task"
-        yield cluster
-        processes = [*family(cluster.node.pid), *family(other.pid)]
+        yield node
+        processes = [*family(node.pid), *family(other.pid)]
     assert other.wait(60) == 0
     assert_gone(processes)
 
 
-@pytest.fixture(scope="module")
-def pool(two_nodes: Cluster) -> Iterator[GraderPool]:
-    with GraderPool(MathVerifier(), processes=1, lane=lane_over(two_nodes.nodes)) as started:
-        yield started
-
-
-def test_each_node_has_private_folders_of_its_own(two_nodes: Cluster) -> None:
+@pytest.mark.usefixtures("two_nodes")
+def test_each_node_has_private_folders_of_its_own() -> None:
     """A process of vLLM on another node takes over the environment of the server where its node has none of its own."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -106,72 +98,30 @@ def test_each_node_has_private_folders_of_its_own(two_nodes: Cluster) -> None:
 
     with closing(VllmServer(ServerSettings(Path(), 8, over_ray=True), Path())) as server:
         environment = {k: v for k, v in server.command.environment().items() if k not in WORKER_SPECIFIC_ENV_VARS}
-        on = [NodeAffinitySchedulingStrategy(node, soft=False) for node in two_nodes.nodes]
+        on = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in ray.nodes()]
         started = [ray.remote(worker).options(num_cpus=0, scheduling_strategy=one).remote(environment) for one in on]
         folders, there = zip(*ray.get(started, timeout=240), strict=True)
-    assert all(all(each) for each in there)
+    assert len(folders) == 2 and all(all(each) for each in there)
     assert not {*folders[0]} & {*folders[1]}
     assert environment["TMPDIR"] not in {*folders[0], *folders[1]}
 
 
-def pairs_for_processes(count: int) -> list[tuple[str, str]]:
-    return [(f"x+{number}", f"{number}+x") for number in range(count)]
-
-
-def test_answers_are_graded_on_both_nodes(two_nodes: Cluster, pool: GraderPool) -> None:
-    import ray
-
-    lane: Any = pool.fast
-    assert sorted(ray.get([grader.place.remote() for grader in lane.started()])) == sorted(two_nodes.nodes)
-    assert len(set(two_nodes.nodes)) == 2
-    most = [0, 0]
-
-    async def graded() -> list[float]:
-        grading = asyncio.create_task(pool.grade(pairs_for_processes(40)))
-        while not grading.done():
-            most[:] = (max(most[n], lane.unfinished[n]) for n in range(2))
-            await asyncio.sleep(0)
-        return [verdict.reward for verdict in await grading]
-
-    assert asyncio.run(graded()) == [1.0] * 40
-    assert min(most) > 1, "each node had several of them"
-
-
-def test_an_answer_that_hangs_is_stopped_and_the_next_is_graded(pool: GraderPool) -> None:
-    hung, right = grade_all(pool, [(HANGS, "7"), ("y+1", "1+y")])
-    assert (hung.reward, hung.status) == (0.0, VerdictStatus.TIMED_OUT)
-    assert right.reward == 1.0
-
-
-def test_a_grader_that_is_killed_is_replaced_on_its_node(two_nodes: Cluster, pool: GraderPool) -> None:
-    import ray
-
-    lane: Any = pool.fast
-    places = ray.get([grader.place.remote() for grader in lane.started()])
-    graders = [p for p in family(two_nodes.node.pid) if p.name().startswith("ray::NodeGrade")]
-    assert graders, "no grader runs on the first node"
-    for grader in graders:
-        grader.kill()
-    assert [v.reward for v in grade_all(pool, [(f"z+{n}", f"{n}+z") for n in range(6)])] == [1.0] * 6
-    assert ray.get([grader.place.remote() for grader in lane.started()]) == places
-
-
-def test_no_port_is_open_to_other_machines(two_nodes: Cluster) -> None:
+def test_no_port_is_open_to_other_machines(two_nodes: RayNode) -> None:
     """Between processes of one machine; a node of its own listens at its address in the cluster."""
-    found = listeners(family(two_nodes.node.pid))
+    found = listeners(family(two_nodes.pid))
     assert found and beyond_loopback(found) == []
 
 
-def test_no_other_user_reaches_the_sockets(two_nodes: Cluster) -> None:
-    ray_nodes = [p for p in family(two_nodes.node.pid) if p.name() in ("raylet", "gcs_server")]
+def test_no_other_user_reaches_the_sockets(two_nodes: RayNode) -> None:
+    ray_nodes = [p for p in family(two_nodes.pid) if p.name() in ("raylet", "gcs_server")]
     sockets = unix_sockets(ray_nodes)
     assert sockets
     for socket in sockets:
         assert any(stat.S_IMODE(folder.stat().st_mode) == 0o700 for folder in socket.parents), socket
 
 
-def test_who_has_not_the_token_cannot_join(two_nodes: Cluster) -> None:
-    place = two_nodes.node.place
+def test_who_has_not_the_token_cannot_join(two_nodes: RayNode) -> None:
+    place = two_nodes.place
     program = f"import ray; ray.init({place.head!r}); print(ray.nodes())"
     environment = {**os.environ, **place.environment(), "RAY_AUTH_TOKEN": "0" * 64}
     done = subprocess.run(

@@ -105,21 +105,21 @@ PARTICULAR = {
 """What a recipe is given beside ``SHRUNK``: the prover of one is another model, and the prompt of one has no tags."""
 
 
-def options(name: str, attach: str, **changed: object) -> list[str]:
-    changes = {**SHRUNK, "serving.attach": attach, **PARTICULAR.get(name, SAMPLING), **changed}
+def options(name: str, **changed: object) -> list[str]:
+    changes = {**SHRUNK, **PARTICULAR.get(name, SAMPLING), **changed}
     return [word for field, value in changes.items() for word in ("--set", f"{field}={value}")]
 
 
 @pytest.fixture(scope="module")
-def run(warm_server: str, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Finished runs of recipes, each made once. They sample through one server, one after the other."""
+def run(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Finished runs of recipes, each made once."""
     finished: dict[str, RunLayout] = {}
 
     def of(recipe: str) -> RunLayout:
         if recipe not in finished:
             layout = RunLayout(tmp_path_factory.mktemp(recipe) / "run")
             renamed = renamed_tokenizer(layout.root.parent / "model")
-            chosen = [word.replace("RENAMED", str(renamed)) for word in options(recipe, warm_server)]
+            chosen = [word.replace("RENAMED", str(renamed)) for word in options(recipe)]
             with ThreadPoolExecutor(1) as pool:
                 has_delta = DELTAS.items() <= PARTICULAR.get(recipe, {}).items()
                 copied = pool.submit(copy_of_delta, layout) if has_delta else None
@@ -391,12 +391,12 @@ def test_an_evaluation_with_a_prover_measures_regret(run: Runs) -> None:
 
 
 @pytest.fixture(scope="module")
-def extended(run: Runs, warm_server: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, str]:
+def extended(run: Runs, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, str]:
     """A copy of the finished run of GRPO that gets a benchmark and an iteration more, and what the command says."""
     layout = RunLayout(tmp_path_factory.mktemp("extended") / "run")
     shutil.copytree(run("grpo").root, layout.root)
     changed = {"evaluation.benchmarks": f"[{HELD_OUT}, {EXTRAPOLATED}]", "schedule.iterations": ITERATIONS + 1}
-    said = submit(ROOT / "recipes/small_world/grpo.yaml", layout.root, *options("grpo", warm_server, **changed))
+    said = submit(ROOT / "recipes/small_world/grpo.yaml", layout.root, *options("grpo", **changed))
     return layout, said
 
 

@@ -10,7 +10,7 @@ import pytest
 from browser import ELEMENT, Browser, browser, reason_to_skip
 from synthetic_run import HOSTILE, Shape, SyntheticEvaluation, SyntheticRun
 
-from mrt_hpc.analysis.report.content import visible
+from mrt_hpc.errors import visible
 from mrt_hpc.roles.report import write_comparison, write_report
 from mrt_hpc.run.layout import RunLayout
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from chaos_backends import started, submit_command
 from conftest import printed
+from families import servers_of
 from run_of import read_events
 
 from mrt_hpc.errors import ExitCode
@@ -58,14 +59,6 @@ def stop_when(run: Path, condition: Callable[[], bool], *, kill: bool = True) ->
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     wait_until(lambda: not servers_of(run), reason="the end of its servers", deadline_s=30)
-
-
-def servers_of(run: Path) -> list[int]:
-    found = []
-    for line in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            found += [int(line.parent.name)] if str(run).encode() in line.read_bytes() else []
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -44,14 +44,14 @@ def trainer_of(
     publish(layout, 0, write)
     first = min(sampled_positions(quickstart, 0))
     commit_group(layout.group(0, first), read_sampled(quickstart, 0, first))
-    return Trainer.resumed(task, one_rank, Tracker())
+    return Trainer.resume_from_checkpoint(task, one_rank, Tracker())
 
 
 def test_the_policy_that_sampled_is_the_trainers(
     quickstart: RunLayout, one_rank: Ranks, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = trainer_of(tmp_path / "run", quickstart, one_rank, lambda _: None)
-    with caplog.at_level(logging.INFO), trainer.task.shutdown.at_safe_points():
+    with caplog.at_level(logging.INFO), trainer.task.shutdown.defer_to_safe_points():
         trainer.go_on()
     assert "the trainer's log-probabilities are the sampler's: a disagreement of" in caplog.text
     assert trainer._next() is None, "one group is not the whole iteration, and it is compared once"
@@ -64,7 +64,7 @@ def test_policies_that_differ_make_no_update(
     changes = ("sampling.temperature=0.5", "prover.temperature=0.5") if fault == "temperature" else ()
     tamper = negate_a_layer if fault == "weights" else lambda _: None
     trainer = trainer_of(tmp_path / "run", quickstart, one_rank, tamper, *changes)
-    with trainer.task.shutdown.at_safe_points(), pytest.raises(UserError, match="not the sampler's") as refused:
+    with trainer.task.shutdown.defer_to_safe_points(), pytest.raises(UserError, match="not the sampler's") as refused:
         trainer.go_on()
     assert refused.value.exit_code is ExitCode.FATAL and "no update was made" in str(refused.value)
     assert float(str(refused.value.value)) > LIMIT_16_BITS, "it would be noticed in bfloat16 too"
@@ -72,7 +72,7 @@ def test_policies_that_differ_make_no_update(
     assert not trainer.task.layout.weights_version(1).exists()
     wanted = str(refused.value).rpartition("--set ")[2]
     again = trainer_of(tmp_path / "again", quickstart, one_rank, tamper, *changes, wanted)
-    with again.task.shutdown.at_safe_points():
+    with again.task.shutdown.defer_to_safe_points():
         again.go_on()  # as the message says
 
 

@@ -74,8 +74,8 @@ def test_one_that_is_killed_restarts_alone_with_the_weights_loaded_last(pool: Se
     async def sample() -> list[list[Completion]]:
         revive = partial(asyncio.to_thread, divided.restart_if_dead)
         async with (
-            connect(single.control.address, single.key) as first,
-            connect(divided.control.address, divided.key, revive=revive) as second,
+            connect(single.socket, single.key) as first,
+            connect(divided.socket, divided.key, revive=revive) as second,
         ):
             generator = spread_over([first, second])
 

@@ -187,7 +187,7 @@ def test_the_tokenizer_of_a_family_brings_back_texts_and_tokens_and_begins_promp
     tokens, tokenizer = TokenBytes(prompter.tokenizer), prompter.tokenizer
     written = tokenizer.encode("7", add_special_tokens=True)
     count = len(written) - len(tokenizer.encode("7", add_special_tokens=False))
-    first, ids = written[:count], prompter.encoded(INDENTED)
+    first, ids = written[:count], prompter.encode_problem(INDENTED)
     assert ids[:count] == first
     assert ids[count : 2 * count] != first or not first
     assert tokens.text(ids[count:]).removeprefix(" ") == tokenizer.decode(ids[count:]).removeprefix(" ")

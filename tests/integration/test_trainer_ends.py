@@ -62,14 +62,14 @@ def trainer_in(run: Path, engine: TrainerEngine, *changes: str) -> Trainer:
 
 
 def leaves_after_saving(trainer: Trainer, ending: type[BaseException]) -> Any:
-    with trainer.task.shutdown.at_safe_points(), pytest.raises(ending) as caught:
+    with trainer.task.shutdown.defer_to_safe_points(), pytest.raises(ending) as caught:
         trainer.go_on()
     verify(trainer.task.layout.checkpoint(3))
     return caught.value
 
 
 def test_one_that_has_to_leave_saves_first(trainer: Trainer) -> None:
-    with trainer.task.shutdown.at_safe_points():
+    with trainer.task.shutdown.defer_to_safe_points():
         trainer.task.shutdown.interrupt(Interrupted(143))
     leaves_after_saving(trainer, Interrupted)
 

@@ -21,7 +21,7 @@ from training_support import (
 )
 
 from mrt_hpc.recipe.choices import Batching, Precision
-from mrt_hpc.training import losses, policy
+from mrt_hpc.training import fused_projection, policy
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.packing import split_by_group
 from mrt_hpc.training.rendezvous import Ranks
@@ -212,7 +212,7 @@ def measure_all(ranks: Ranks, model: str, output: str, *variants: str) -> None:
             entropy="n" not in options,
             sequence_parallel=next((int(o) for o in options if o.isdigit()), 1),
         )
-        policy.LOGIT_ELEMENTS = losses.LOGIT_ELEMENTS = 7 * VOCABULARY if "p" in options else 1 << 28
+        policy.LOGIT_ELEMENTS = fused_projection.LOGIT_ELEMENTS = 7 * VOCABULARY if "p" in options else 1 << 28
         result = measure(build(chosen, Path(model), ranks), "b" in options)
         if ranks.rank == 0:
             torch.save(result, Path(output) / f"{ranks.world_size}-{variant.replace(':', '-')}.pt")
@@ -226,7 +226,7 @@ def measure(trainer: TrainerEngine, branches: bool) -> dict[str, object]:
     tally = Tally(torch.device("cpu"))
     first = random_batch(0)
     trainer.accumulate(trainer.prepare(branched(first) if branches else first), tally=tally)
-    loss, *_ = tally.gathered()
+    loss, *_ = tally.gather_sums()
     gradients = {n: safe_get_full_grad(p).clone() for n, p in named(trainer)}
     norm = trainer.apply()
     updates = [trainer.update(branched(b) if branches else b).as_dict() for b in update_batches()]

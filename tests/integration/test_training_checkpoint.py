@@ -18,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from run_of import bare_run
 from safetensors.torch import load_file, save_file
 from training_support import in_ranks, random_batch, settings, tiny_model
 
@@ -28,7 +29,8 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, verify, write_manifest
 from mrt_hpc.training import checkpoint, export
 from mrt_hpc.training.engine import build
-from mrt_hpc.training.rendezvous import Ranks, on_rank_zero
+from mrt_hpc.training.rank_messages import run_on_rank_zero
+from mrt_hpc.training.rendezvous import Ranks
 from mrt_hpc.training.trained_state import KEYS, TrainedState
 
 pytestmark = pytest.mark.timeout(2400)  # the processes of the fixture go through many shapes
@@ -61,10 +63,16 @@ def resumed(change: tuple[int, int, str, int, int, str]) -> str:
     return "-".join(["resumed", *map(str, change)])
 
 
+def unnamed_run(root: Path) -> Path:
+    """A run directory of a version that gave runs no names: its checkpoints may be copied to another run."""
+    RunLayout(root).recipe_lock.touch()
+    return root
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What trainers of one and two ranks did in one go, and what others did from their checkpoints."""
-    run = tmp_path_factory.mktemp("checkpoints")
+    run = unnamed_run(tmp_path_factory.mktemp("checkpoints"))
     model = tiny_model(run / "model", hidden=33)
     for ranks, shapes in SHAPES.items():
         jobs: list[dict[str, Any]] = [
@@ -140,7 +148,7 @@ def test_every_rank_writes_its_share_of_a_checkpoint(folder: Path) -> None:
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_what_one_rank_cannot_write_fails_on_all_at_once(stage: int, folder: Path, tmp_path: Path) -> None:
-    ours, theirs = in_ranks(save_with_failures, [folder / "model", tmp_path, stage], 2, tmp_path)
+    ours, theirs = in_ranks(save_with_failures, [folder / "model", unnamed_run(tmp_path), stage], 2, tmp_path)
     for case, failure in ours.items():
         assert failure["left"] == theirs[case]["left"] == [], case
         assert max(failure.pop("s"), theirs[case].pop("s")) < 30, case
@@ -275,7 +283,7 @@ def test_one_of_another_model_is_refused_before_anything_changes(one_rank: Ranks
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_trainer_that_never_stepped_can_be_saved(stage: int, one_rank: Ranks, folder: Path, tmp_path: Path) -> None:
-    path = RunLayout(tmp_path).checkpoint(0)
+    path = bare_run(tmp_path).checkpoint(0)
     straight, again, untouched = (build(settings(zero_stage=stage), folder / "model", one_rank) for _ in range(3))
     checkpoint.save(straight, path, {})
     again.update(random_batch(9))
@@ -360,8 +368,8 @@ def do(job: dict[str, Any], model: Path, run: Path, ranks: Ranks) -> dict[str, A
             assert not checkpoint.save(trainer, path, {"iteration": 99})
     seen["updates"] = [trainer.update(random_batch(seed, sequences=8)).as_dict() for seed in (2, 3, 4)]
     layout = RunLayout(run / f"{job['name']}-{ranks.world_size}")
-    exported = export.gathered(trainer, "float32")
-    assert on_rank_zero(lambda: weights.publish(layout, 1, exported.write))
+    exported = export.gather_weights(trainer, "float32")
+    assert run_on_rank_zero(lambda: weights.publish(layout, 1, exported.write))
     trained = TrainedState(trainer)
     seen["optimizer_steps"] = trained.optimizer_steps
     seen["same_bits"] = same_bits(trained, ranks) if job.get("bits") else None

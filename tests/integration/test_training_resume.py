@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_of import bare_run
 from safetensors.torch import load_file
 from training_support import VOCABULARY, in_ranks, plain_logprobs, random_batch, settings, tiny_model
 from transformers import AutoModelForCausalLM, CohereConfig, FalconH1Config
@@ -15,17 +16,16 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Precision
 from mrt_hpc.run import weights
 from mrt_hpc.run.atomic import checksums
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.weights_delta import VersionKey, chain_to, delta_between, put_together
 from mrt_hpc.training import checkpoint, export, policy
 from mrt_hpc.training.accelerator import deepspeed
-from mrt_hpc.training.agreement import make_small
 from mrt_hpc.training.engine import TrainerEngine, build, deepspeed_config
 from mrt_hpc.training.host_memory import park, unpark
 from mrt_hpc.training.policy import load_policy, parameter_count
 from mrt_hpc.training.rendezvous import Ranks, join
 from mrt_hpc.training.settings import Objective
+from mrt_hpc.training.small_model import make_small
 from mrt_hpc.training.trained_state import KEYS, WEIGHT, TrainedState
 from mrt_hpc.training.update_statistics import SkippedStep
 
@@ -74,11 +74,11 @@ def test_partitioned_weights_come_in_one_order(model: Path, one_rank: Ranks, mon
 def test_published_weights_are_the_trainers(
     stage: int, tied: bool, dtype: str, tolerance: float, one_rank: Ranks, tmp_path: Path
 ) -> None:
-    layout, batch, model = RunLayout(tmp_path), random_batch(5), tiny_model(tmp_path / "model", tied=tied)
+    layout, batch, model = bare_run(tmp_path), random_batch(5), tiny_model(tmp_path / "model", tied=tied)
     (model / "tokenizer_config.json").write_text('{"kept": "as it is"}')
     trainer = make(model, one_rank, zero_stage=stage, max_tokens_per_micro_batch=10_000)
     trainer.update(batch)
-    assert weights.publish(layout, 1, export.gathered(trainer, dtype).write)
+    assert weights.publish(layout, 1, export.gather_weights(trainer, dtype).write)
     published = layout.weights_version(1)
     verify(published)
     assert (published / "tokenizer_config.json").read_text() == '{"kept": "as it is"}'
@@ -94,13 +94,13 @@ def test_published_weights_are_the_trainers(
 def test_a_delta_of_the_trainers_weights_comes_to_the_files_of_the_whole(
     stage: int, dtype: str, model: Path, one_rank: Ranks, tmp_path: Path
 ) -> None:
-    layout = RunLayout(tmp_path)
+    layout = bare_run(tmp_path)
     trainer = make(model, one_rank, zero_stage=stage, learning_rate=1e-6)
-    whole = export.gathered(trainer, dtype)
+    whole = export.gather_weights(trainer, dtype)
     assert weights.publish(layout, 1, whole.write)
     for version in (2, 3):
         trainer.update(random_batch(version))
-        later = export.gathered(trainer, dtype)
+        later = export.gather_weights(trainer, dtype)
         base = VersionKey(version - 1, verify(layout.weights_version(version - 1)).digest)
         delta = delta_between(base, whole.as_bytes(), later.as_bytes())
         assert delta is not None and delta.changes, "the step has changed nothing"
@@ -159,7 +159,7 @@ def test_an_offloaded_optimiser_comes_to_the_same_state(stage: int, model: Path,
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_weights_not_finite_are_published_in_no_form(stage: int, model: Path, one_rank: Ranks, tmp_path: Path) -> None:
-    layout, trainer = RunLayout(tmp_path), make(model, one_rank, zero_stage=stage)
+    layout, trainer = bare_run(tmp_path), make(model, one_rank, zero_stage=stage)
     name = "model.model.layers.1.mlp.up_proj.weight"
     state = TrainedState(trainer)
     spoiled = state.gather(name, WEIGHT, 0)
@@ -168,15 +168,15 @@ def test_weights_not_finite_are_published_in_no_form(stage: int, model: Path, on
     state.put(name, WEIGHT, spoiled)
     state.synchronise()
     with pytest.raises(UserError, match="are not finite, and are not published: 1 tensor"):
-        export.gathered(trainer, "bfloat16")
+        export.gather_weights(trainer, "bfloat16")
     with pytest.raises(UserError, match="is not finite, and no checkpoint is written: 1 tensor"):
         checkpoint.save(trainer, layout.checkpoint(1), {})
     assert not layout.checkpoint(1).exists()
     trainer = make(model, one_rank)
     dict(trainer.policy.named_parameters())["model.model.norm.weight"].data[0] = 1e6
-    assert export.gathered(trainer, "bfloat16")
+    assert export.gather_weights(trainer, "bfloat16")
     with pytest.raises(UserError, match="float16 has none above 65504, bfloat16 does"):
-        export.gathered(trainer, "float16")
+        export.gather_weights(trainer, "float16")
 
 
 def test_sequences_without_advantage_are_counted_but_not_computed(model: Path, one_rank: Ranks) -> None:

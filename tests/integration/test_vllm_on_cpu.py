@@ -25,8 +25,9 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists
 
-from mrt_hpc.inference import vllm_on_cpu
-from mrt_hpc.inference.vllm_on_cpu import HoldingScheduler, step_keys
+from mrt_hpc.inference import seeded_noise, vllm_on_cpu
+from mrt_hpc.inference.seeded_noise import step_keys
+from mrt_hpc.inference.vllm_on_cpu import HoldingScheduler
 from mrt_hpc.run.retries import wait_until
 
 P = torch.tensor([0.3, 0.25, 0.2, 0.1, 0.08, 0.05, 0.02])
@@ -84,7 +85,7 @@ def test_places_of_a_sample_and_samples_of_near_seeds_are_independent() -> None:
 def sampler(generated: list[int], prompts: list[int]) -> Any:
     totals = np.array(generated) + np.array(prompts)
     batch = SimpleNamespace(num_tokens_no_spec=totals, num_prompt_tokens=np.array(prompts))
-    return vllm_on_cpu.CountingSampler(SimpleNamespace(input_batch=batch))
+    return seeded_noise.CountingSampler(SimpleNamespace(input_batch=batch))
 
 
 def generator(seed: int) -> torch.Generator:

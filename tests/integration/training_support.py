@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from mrt_hpc.recipe.choices import Precision
 from mrt_hpc.recipe.sections import Training
-from mrt_hpc.run.process import die_with_parent, loading
+from mrt_hpc.run.process import die_with_parent, pause_collector
 from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.rendezvous import Ranks, join, leave
 from mrt_hpc.training.settings import Objective, TrainerSettings, TrainingSequence
@@ -240,7 +240,7 @@ def serve_ranks() -> None:
     """Fork the ranks of each line of the input, and write their exit statuses."""
     for line in sys.stdin:
         job = json.loads(line)
-        with loading():
+        with pause_collector():
             work = getattr(importlib.import_module(job["module"]), job["work"])
         children = [fork_rank(job, rank, work) for rank in range(len(job["logs"]))]
         codes = dict[int, int]()

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from run_of import bare_run
+
 from mrt_hpc.backends.slurm.queue import QueuedTask, QueueState, queue_states
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.plan.jobs import Plan
 from mrt_hpc.run.access import CACHES
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -109,12 +110,16 @@ class Cluster:
         }
         return SlurmSite.model_validate_json(json.dumps({**values, **changes}))
 
-    def run_dir(self, name: str) -> Path:
+    def folder(self, name: str) -> Path:
+        """An empty folder of the user's."""
         path = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.home))
         account = pwd.getpwnam(self.user)
         os.chown(path, account.pw_uid, account.pw_gid)
-        RunLayout(path).identity.write_text(f"{path.name}\n")
         return path
+
+    def run_dir(self, name: str) -> Path:
+        """A run directory of the user's, for a plan of trivial tasks."""
+        return bare_run(self.folder(name)).root
 
     def _driven(self, command: str, run_dir: Path, request: dict[str, object]) -> subprocess.CompletedProcess[str]:
         """Have the user run the driver with a request."""
@@ -164,7 +169,7 @@ def wait_for_end(ids: Mapping[str, str], seconds: float = 300) -> dict[str, Queu
 
 def is_known_to_have_ended(task: QueuedTask) -> bool:
     """Whether it has ended, and how is known; accounting lags behind."""
-    return task.ended and task.state not in (QueueState.UNKNOWN, QueueState.ENDING)
+    return task.has_ended and task.state not in (QueueState.UNKNOWN, QueueState.UNLISTED, QueueState.ENDING)
 
 
 def notes(run_dir: Path) -> list[dict[str, object]]:

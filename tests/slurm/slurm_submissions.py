@@ -1,6 +1,7 @@
 """What tests submit: small plans of trivial tasks, and the quickstart recipe, shrunk for a cluster on one host."""
 
 import json
+import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -111,8 +112,16 @@ def options(changes: Mapping[str, object]) -> list[str]:
 
 def quickstart(cluster: Cluster, run: Path, changes: Mapping[str, object], **site: object) -> list[str]:
     """The arguments of `plan` and `submit` for the quickstart with changes."""
-    recipe = str(cluster.checkout / "recipes/quickstart.yaml")
-    return [recipe, "--site", str(site_file(cluster, run, **site)), "--run", str(run), *options(changes)]
+    recipe = cluster.checkout / "recipes/quickstart.yaml"
+    if any(str(value).startswith("slurm_verifier:") for value in changes.values()):
+        recipe = beside_verifier(run, recipe)
+    return [str(recipe), "--site", str(site_file(cluster, run, **site)), "--run", str(run), *options(changes)]
+
+
+def beside_verifier(run: Path, whole: Path) -> Path:
+    """A recipe or a suite in the user's own folder, beside the module of the verifier that holds a run."""
+    shutil.copy(Path(__file__).with_name("slurm_verifier.py"), run.parent)
+    return Path(shutil.copy(whole, run.parent))
 
 
 def sent(

@@ -97,7 +97,7 @@ def lives(run_dir: str, job_name: str) -> None:
 
 def _work(task: Task) -> None:
     """A signal may come as soon as the start is noted: a task that saves something heeds safe points from there on."""
-    with task.shutdown.at_safe_points() if task.job.name == "saves" else nullcontext():
+    with task.shutdown.defer_to_safe_points() if task.job.name == "saves" else nullcontext():
         _note(str(task.layout.root), "start", task.job.name)
         _meet(task)
         _act(task, task.job.name)
@@ -126,11 +126,11 @@ def _act(task: Task, what: str) -> None:
         if what == "gives-back":
             raise UserError("no task is running", exit_code=ExitCode.GIVE_BACK)
         if what == "saves":
-            wait_until(lambda: task.shutdown.given, reason="the request to shut down", deadline_s=600)
+            wait_until(lambda: task.shutdown.is_given, reason="the request to shut down", deadline_s=600)
             _note(str(task.layout.root), "saved", what)
             task.shutdown.leave_if_given()
         if what == "outlasts":
-            with task.shutdown.at_safe_points():
+            with task.shutdown.defer_to_safe_points():
                 wait_until(_time_is_over, reason="the end of the grace", deadline_s=600, longest_pause_s=0.1)
         else:
             wait_until(lambda: False, reason="the end", deadline_s=600)

@@ -40,7 +40,7 @@ def apptainer(cluster: Cluster) -> str:
 
 @pytest.mark.timeout(900)
 def test_tasks_in_the_image_come_back_and_the_doctor_looks_into_it(cluster: Cluster, apptainer: str) -> None:
-    run = cluster.run_dir("container")
+    run = cluster.folder("container")
     image, definition, note = run / "shell.sif", run / "shell.def", run / "note"
     note.write_text("nothing\n")
     definition.write_text(f"Bootstrap: scratch\n\n%files\n    {note} /built-from\n")
@@ -73,7 +73,7 @@ def test_tasks_in_the_image_come_back_and_the_doctor_looks_into_it(cluster: Clus
 def test_a_run_inside_the_image_survives_a_preemption(cluster: Cluster, apptainer: str) -> None:
     layout, ids = sent(
         cluster,
-        cluster.run_dir("image") / "run",
+        cluster.folder("image") / "run",
         {**SHRUNK, "schedule.iterations": 4, "schedule.iterations_per_job": 4},
         container={"image": IMAGE, "executable": apptainer, "unpack": not mounts_by_kernel(apptainer)},
         python=None,

@@ -31,7 +31,7 @@ PLANTED = {
 
 @pytest.mark.timeout(600)
 def test_new_profiles_and_nodes_that_answer(cluster: Cluster) -> None:
-    run, preempted = cluster.run_dir("doctor"), cluster.run_dir("doctor")
+    run, preempted = cluster.folder("doctor"), cluster.folder("doctor")
     path, site = written_profile(cluster, run)
     assert (site.account, site.partitions.cpu, site.max_array_size) == ("lab", "cpu", 1001)
     other, site = written_profile(cluster, preempted, "--partition", "preempt", "--gpu-partition", "preempt")
@@ -47,14 +47,15 @@ def test_new_profiles_and_nodes_that_answer(cluster: Cluster) -> None:
 
 
 def test_the_plain_command_goes_to_the_cluster(cluster: Cluster) -> None:
-    run = cluster.run_dir("plain-command")
+    run = cluster.folder("plain-command")
     words = ("submit", "quickstart", *options(SHRUNK), "--run", str(run / "run"))
     shutil.rmtree(cluster.configuration, ignore_errors=True)
     refused = cluster.mrt_hpc(*words)
     assert refused.returncode == 2
     assert "mrt-hpc init" in refused.stderr
     assert not (run / "run").exists()
-    written_profile(cluster, run)
+    described = cluster.mrt_hpc("init", "onehost", "--yes", "--python", cluster.python)
+    assert described.returncode == 0, described.stderr
     sent = cluster.mrt_hpc(*words)
     assert sent.returncode == 0, sent.stderr
     shutil.rmtree(cluster.configuration)
@@ -68,7 +69,7 @@ def test_the_plain_command_goes_to_the_cluster(cluster: Cluster) -> None:
 @pytest.mark.timeout(600)
 def test_nodes_that_do_not_answer(cluster: Cluster) -> None:
     """Three doctors at once: with a Python that nodes lack, an account that Slurm refuses, a partition that is down."""
-    python, refused, down = (cluster.run_dir("doctor") for _ in range(3))
+    python, refused, down = (cluster.folder("doctor") for _ in range(3))
     (python / "python").write_text(
         f'#!/bin/bash\n[ "$SLURM_JOB_ID" ] || exec {cluster.python} "$@"\necho no such library >&2; exit 1\n'
     )
@@ -108,7 +109,7 @@ def test_nodes_that_do_not_answer(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("words", PLANTED)
 def test_faults_planted_on_the_cluster(cluster: Cluster, words: tuple[str, ...]) -> None:
-    run = cluster.run_dir("doctor")
+    run = cluster.folder("doctor")
     try:
         for command, value, _ in PLANTED[words]:
             subprocess.run(command.format(value).split(), check=True, capture_output=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from run_of import read_events
 from slurm_cluster import REPOSITORY, Cluster, wait_for_end
-from slurm_submissions import accounting, all_logs, options, site_file
+from slurm_submissions import accounting, all_logs, beside_verifier, options, site_file
 from slurm_verifier import HELD_FROM, HELD_S, HELD_UNTIL
 from submitted import latest_ids
 
@@ -40,7 +40,7 @@ CHANGES = {
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"the benchmarks are not there: {DATA}")
 @pytest.mark.timeout(1500)
 def test_a_benchmark_is_evaluated_through_a_preemption(cluster: Cluster) -> None:
-    folder = cluster.run_dir("evaluation")
+    folder = cluster.folder("evaluation")
     model, release = folder / "model", folder / "judge"
     shutil.copytree(STARTING_MODEL, model)
     config = json.loads((model / "config.json").read_text())
@@ -76,9 +76,10 @@ def evaluation(cluster: Cluster, run: Path, sbatch: dict[str, str], release: Pat
     source = "verifier: 'slurm_verifier:HeldVerifier', extraction: after_thought"
     problems = f"{{type: jsonl, path: {run.parent / f'{NAME}.jsonl'}, {source}}}"
     changes = {**CHANGES, "evaluation.benchmarks": f"[{{name: {NAME}, samples: 2, problems: {problems}}}]"}
+    suite = beside_verifier(run, cluster.checkout / "recipes/suites/paper_20.yaml")
     where = ["--results", str(run.parent / f"{run.name}-results"), "--run", str(run), "--site", str(site)]
     sent = cluster.mrt_hpc(
-        "eval", str(run.parent / "model"), "--suite", "paper_20", *where, *options(changes), timeout=300
+        "eval", str(run.parent / "model"), "--suite", str(suite), *where, *options(changes), timeout=300
     )
     assert sent.returncode == 0, sent.stderr
     return RunLayout(run)

@@ -15,7 +15,7 @@ from slurm_cluster import Cluster, notes, wait_for_end
 from slurm_submissions import RETRIES, await_start, begun, job, node_of, plan, started
 
 from mrt_hpc.backends.slurm.queue import QueueState, queue_states
-from mrt_hpc.backends.slurm.queued_as import queued_otherwise
+from mrt_hpc.backends.slurm.queued_as import queue_differences
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.task_state import TaskState, read_task
@@ -83,7 +83,7 @@ def lives(cluster: Cluster) -> Iterator[Lives]:
     try:
         with patch.dict(os.environ, SHELL):
             main = Begun(*begun(cluster, LIVES, site=site))
-            otherwise = queued_otherwise(LIVES.jobs, main.ids, site, main.layout.root)
+            otherwise = queue_differences(LIVES.jobs, main.ids, site, main.layout.root)
         cancelled = plan(job("runs", tasks=4, max_parallel=2), job("saves"), job("after-runs", ok=("runs",)))
         one = plan(job("gives-back"))
         runs = [
@@ -106,7 +106,7 @@ def with_a_node_at_fault(cluster: Cluster, cut: str) -> object:
     """A site whose first node takes no temporary file, as its folder's path is as long as a path may be. (Slurm itself
     replaces a folder to which a task may not write.)
     """
-    path = str(cluster.run_dir("full"))
+    path = str(cluster.folder("full"))
     while (room := LONGEST_PATH - len(path) - 1) > 0:
         path += "/" + "d" * min(room, 200)
     Path(path).mkdir(parents=True)

@@ -11,7 +11,7 @@ from mrt_hpc.backends.queued_jobs import live_jobs
 from mrt_hpc.backends.slurm.queue import QueueState, queue_states
 from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.task_state import TaskState, read_task
-from mrt_hpc.submit.submission import without_hope
+from mrt_hpc.submit.submission import dead_jobs
 
 SLOW = plan(job("slow"), job("after-slow", ok=("slow",)))
 
@@ -38,7 +38,7 @@ def test_jobs_that_are_just_being_ended(plain_cluster: Cluster) -> None:
         assert queue_states([theirs["slow"]])[theirs["slow"]].state is QueueState.ENDING
         live = live_jobs(layout)
         assert "slow" not in live
-        hopeless = [live[name].job_id for name in without_hope(SLOW.jobs, live, ())]
+        hopeless = [live[name].job_id for name in dead_jobs(SLOW.jobs, live, ())]
         driver = str(cluster.tests / "slurm_submit_driver.py")
         assert cluster.as_user(cluster.python, driver, "cancel", *hopeless).returncode == 0
         again = cluster.submitted(SLOW, layout.root, "slow_to_leave")
@@ -73,7 +73,7 @@ def test_the_lost_half_of_an_array_is_sent_again_while_the_other_half_runs(plain
 
 @pytest.mark.timeout(600)
 def test_the_profile_and_the_doctor(plain_cluster: Cluster) -> None:
-    run = plain_cluster.run_dir("doctor")
+    run = plain_cluster.folder("doctor")
     path, site = written_profile(plain_cluster, run, "--partition", "preempt", "--gpu-partition", "preempt")
     assert (site.account, site.max_array_size, site.max_submit_jobs, site.preemption_notice_s) == (None, 10, 60, 25)
     status, found = examined(plain_cluster, run, path, "--on-node")

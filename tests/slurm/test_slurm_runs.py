@@ -72,13 +72,13 @@ class Runs:
 def runs(cluster: Cluster) -> Runs:
     """The answers of the colocated run's second iteration are judged only after the push, so it cannot end before."""
     first, second, *_ = cluster.as_user("sinfo", "-h", "-N", "-p", "cpu", "-o", "%N").stdout.split()
-    run, own = cluster.run_dir("in-turn") / "run", cluster.site().environment
+    run, own = cluster.folder("in-turn") / "run", cluster.site().environment
     where = {"sbatch": {"nodelist": first}, "environment": {**own, "OMP_NUM_THREADS": "2"}}
     in_turn = sent(cluster, run, IN_TURN, **where)
     again = cluster.mrt_hpc("submit", *quickstart(cluster, run, IN_TURN, **where))
     assert "0 job(s) submitted" in again.stdout, again.stderr
 
-    run = cluster.run_dir("colocated") / "run"
+    run = cluster.folder("colocated") / "run"
     held = {HELD_FROM: str(RunLayout(run).weights_version(1)), HELD_UNTIL: str(run.parent / "judge")}
     where = {"partitions": {"cpu": "preempt"}, "sbatch": {"nodelist": second}, "environment": {**own, **held}}
     colocated = sent(cluster, run, COLOCATED, **where)

@@ -1,5 +1,5 @@
-"""A sweep of two values on a real cluster, one run at a time, through preemption, a lost node and a cancellation: both
-runs end, what they share is sampled once, and one command compares them.
+"""A sweep of two values by two seeds on a real cluster, two runs at a time, through preemption, a lost node and a
+cancellation: all runs end, what they share is sampled once, and one command compares them.
 """
 
 import random
@@ -20,8 +20,9 @@ from mrt_hpc.run.family import runs_of
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import wait_until
 
-VALUES = ("0.5", "1")
-SWEEP = ("--sweep", f"algorithm.alpha={','.join(VALUES)}", "--at-once", "1")
+VALUES, SEEDS, AT_ONCE = ("0.5", "1"), (0, 1), 2
+RUNS = len(VALUES) * len(SEEDS)
+SWEEP = ("--sweep", "seed=0..1", "--sweep", f"algorithm.alpha={','.join(VALUES)}", "--at-once", str(AT_ONCE))
 FAULTS = (FaultKind.PREEMPT, FaultKind.CUT_NODE)  # one of each run
 PROBLEMS = 4
 CHANGES = {
@@ -44,12 +45,12 @@ class Swept:
     root: Path
     hits: dict[FaultKind, str]
     calls: Counter[str]  # of Slurm's commands, by the submission of all runs
-    resumed: str  # what the resumption of the second run printed, which was cancelled while it waited for the first
+    resumed: str  # what the resumption of a run printed, which was cancelled while it waited for the first
 
 
 @pytest.fixture(scope="module")
 def swept(cluster: Cluster) -> Swept:
-    folder = cluster.run_dir("sweep")
+    folder = cluster.folder("sweep")
     root = folder / "family"
     words = quickstart(cluster, root, CHANGES, partitions={"cpu": "preempt"})
     counted, calls = counting(cluster, folder)
@@ -57,14 +58,15 @@ def swept(cluster: Cluster) -> Swept:
     done = cluster.as_user("env", f"PATH={counted}:/usr/bin:/bin", *command, timeout=300)
     assert done.returncode == 0, done.stderr
     submitted = Counter(calls.read_text().split())
-    first, second = runs_of(root)
-    stopped = cluster.mrt_hpc("cancel", str(second))
+    runs = runs_of(root)
+    first, waiting = runs[0], runs[AT_ONCE]
+    stopped = cluster.mrt_hpc("cancel", str(waiting))
     assert stopped.returncode == 0, stopped.stderr
     hits = {FAULTS[0]: struck(cluster, first, FAULTS[0])}
-    resumed = cluster.mrt_hpc("resume", str(second))
+    resumed = cluster.mrt_hpc("resume", str(waiting))
     assert resumed.returncode == 0, resumed.stderr
-    hits[FAULTS[1]] = struck(cluster, second, FAULTS[1])
-    await_end([first, second])
+    hits[FAULTS[1]] = struck(cluster, waiting, FAULTS[1])
+    await_end(runs)
     return Swept(root, hits, submitted, resumed.stdout)
 
 
@@ -95,28 +97,35 @@ def await_end(runs: list[Path]) -> None:
 @pytest.mark.timeout(3 * LONGEST_S)
 def test_all_runs_end_whatever_hit_them(swept: Swept) -> None:
     print(swept.hits, swept.calls)
-    for run in map(RunLayout, runs_of(swept.root)):
+    runs = list(map(RunLayout, runs_of(swept.root)))
+    assert len(runs) == RUNS
+    for run in runs:
         assert run.report.is_file() and "missing" not in run.report.read_text().lower(), run.root.name
+    for run in (runs[0], runs[AT_ONCE]):
         attempts = {event["attempt"] for event in read_events(run.events, EventKind.TASK_STARTED)}
         assert not all(attempt.endswith(".0") for attempt in attempts), f"{run.root.name} was not hit"
 
 
 def test_what_the_runs_share_is_sampled_once(swept: Swept) -> None:
-    """Weights version 0 and its evaluation do not depend on alpha."""
+    """Weights version 0 and its evaluation depend on the seed, and not on alpha."""
     events = [e for run in runs_of(swept.root) for e in read_events(RunLayout(run).events, EventKind.PART_COMMITTED)]
-    assert sorted(event["position"] for event in events if event["version"] == 0) == [*range(PROBLEMS)]
+    assert sorted(event["position"] for event in events if event["version"] == 0) == sorted(
+        [*range(PROBLEMS)] * len(SEEDS)
+    )
 
 
 def test_a_cancelled_run_is_resumed_alone(swept: Swept) -> None:
-    assert str(runs_of(swept.root)[1]) in swept.resumed
+    assert str(runs_of(swept.root)[AT_ONCE]) in swept.resumed
     assert "5 job(s) submitted, 0 queued before, 0 done" in swept.resumed
 
 
 def test_a_submission_asks_slurm_as_often_as_that_of_its_runs(swept: Swept) -> None:
-    """Of each job how it was queued; of each run its limits twice, what is queued twice, and once how jobs ended."""
-    runs, jobs = len(VALUES), swept.calls["sbatch"]
-    assert jobs == 5 * runs
-    assert swept.calls.total() - 2 * jobs <= 5 * runs
+    """Of each job whether it is taken, itself, and how it was queued; of each run its limits twice, what is queued
+    twice, how jobs ended, and the cluster.
+    """
+    jobs = 5 * RUNS
+    assert swept.calls["sbatch"] == 2 * jobs
+    assert swept.calls.total() - 3 * jobs <= 6 * RUNS
 
 
 def test_one_command_compares_the_runs_and_one_draws_them(cluster: Cluster, swept: Swept) -> None:

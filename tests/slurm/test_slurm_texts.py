@@ -7,16 +7,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from basics import executable
+from pydantic import ValidationError
 from slurm_submissions import job, plan
 
 from mrt_hpc.backends.slurm.arrays import sbatch_texts, submit_arrays
 from mrt_hpc.backends.slurm.environment import SlurmTask
-from mrt_hpc.backends.slurm.parameters import with_models_bound
+from mrt_hpc.backends.slurm.plain_paths import bind_models
 from mrt_hpc.backends.slurm.queue import queue_states
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import Job
-from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.run.layout import RunLayout
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +43,11 @@ def asked(text: str) -> dict[str, str]:
 
 
 GPUS = job("a", gpus=1, ranks=2)
+BY_KIND = {
+    "account": {"cpu": "lab@cpu", "gpu": "lab@h100"},
+    "qos": {"gpu": "gpu_day"},
+    "sbatch": {"constraint": {"cpu": "cpu", "gpu": "gpu"}, "exclusive": {"cpu": False, "gpu": True}},
+}
 NO_GPUS = {"gres": None, "gpus-per-node": None}
 
 
@@ -63,11 +70,42 @@ NO_GPUS = {"gres": None, "gpus-per-node": None}
         (job("a"), {"account": "lab", "qos": "long", "memory_request": False, "sbatch": {"constraint": "ib"}}, {
             "account": "lab", "qos": "long", "mem": None, "constraint": "ib",
         }),
+        (GPUS, {"gpu_type": "a100", "sbatch": {"gres": "lscratch:100"}}, {"gres": "gpu:a100:2,lscratch:100"}),
+        (job("a"), {"sbatch": {"gres": "lscratch:100"}}, {"gres": "lscratch:100"}),
+        (GPUS, {"gpu_request": "gpus_per_node", "sbatch": {"gres": {"gpu": "nvme:1"}}}, {
+            "gpus-per-node": "2", "gres": "nvme:1",
+        }),
+        (job("a", ranks=3, memory_gib=0.5), {"memory_request": "mem_per_cpu"}, {"mem": None, "mem-per-cpu": "512M"}),
+        (GPUS, BY_KIND, {"account": "lab@h100", "qos": "gpu_day", "constraint": "gpu", "exclusive": ""}),
+        (job("a"), BY_KIND, {"account": "lab@cpu", "qos": None, "constraint": "cpu", "exclusive": None}),
     ],
 )  # fmt: skip
 def test_what_a_job_asks_for(one: Job, fields: dict[str, object], expected: dict[str, str | None]) -> None:
     found = asked(text_of(one, site(**fields)))
     assert {name: found.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "instead"),
+    [
+        ({"gres": "gpu:4"}, "gpu_request"),
+        ({"gres": {"gpu": "lscratch:1,gpu:a100:2"}}, "gpu_request"),
+        ({"gpus-per-task": 1}, "gpu_request"),
+        ({"mem-per-cpu": "4G"}, "memory_request: mem_per_cpu"),
+        ({"mem-per-gpu": "4G"}, "memory_request"),
+        ({"mem": 0}, "memory_request"),
+        ({"cpus-per-gpu": 8}, "resources.ROLE.cpus"),
+        ({"account": "lab"}, "account"),
+    ],
+)
+def test_an_option_that_would_contradict_the_plan_is_refused_with_the_field_in_its_place(
+    options: dict[str, object], instead: str, tmp_path: Path
+) -> None:
+    (profile := tmp_path / "site.yaml").write_text(json.dumps({"type": "slurm", "name": "here", "sbatch": options}))
+    with pytest.raises(UserError) as refused:
+        load_site(profile)
+    assert instead in str(refused.value.expected)
+    assert refused.value.what == f"sbatch{'' if 'gres' in options else f'.{next(iter(options))}'}: wrong value"
 
 
 def test_a_plan_becomes_one_text_a_job_in_order_with_dependencies_as_names() -> None:
@@ -100,6 +138,62 @@ def test_the_container_holds_python_and_sees_the_run() -> None:
         "apptainer", "exec", "--nv", "--bind", "/runs/first:/runs/first", "--bind", "/data:/data", "/images/a b.sif",
         "python3",
     ]  # fmt: skip
+
+
+SHIFTER = ["shifter", "--image={image}", "--volume={bind}"]
+PODMAN = ["podman-hpc", "run", "--rm", "--gpu", "--network=host", "--volume={bind}", "{image}"]
+PYXIS = ["--container-image={image}", "--container-mounts={bind}"]
+
+
+def commands_of(folder: Path, text: str) -> tuple[list[str], list[str]]:
+    """What the line of srun starts, run by bash with scripts in the place of the tools; and the words of the end of
+    the job.
+    """
+    words = shlex.split(text.split("\nsrun ")[1].split("\n")[0])
+    for tool in ("shifter", "podman-hpc", "python9"):
+        executable(folder / tool, 'printf "%s\\n" "$(basename "$0")" "$@"')
+    start = words.index("/bin/bash")
+    path = {"PATH": f"{folder}:{os.environ['PATH']}", "TMPDIR": str(folder / "a&b")}
+    done = subprocess.run(words[start:], env=path, capture_output=True, text=True, check=True)
+    settles = shlex.split(text.split("settle() {")[1].split("$code")[0])
+    return done.stdout.splitlines(), settles
+
+
+def test_a_command_of_the_profile_starts_the_image_with_the_folders_of_the_run(tmp_path: Path) -> None:
+    temporary, run = f"{tmp_path}/a&b", "/runs/first:/runs/first"
+    for command, begins in (
+        (SHIFTER, ["shifter", "--image=lab/mrt:1", f"--volume={run}", f"--volume={temporary}:{temporary}",
+                   "--volume=/data:/data"]),
+        (PODMAN, ["podman-hpc", *PODMAN[1:5], f"--volume={run}", f"--volume={temporary}:{temporary}",
+                  "--volume=/data:/data", "lab/mrt:1"]),
+    ):  # fmt: skip
+        container = {"image": "lab/mrt:1", "command": command, "binds": ["/data"], "python": "python9"}
+        started, settles = commands_of(tmp_path, text_of(job("a", gpus=1), site(container=container)))
+        assert started[: len(begins) + 1] == [*begins, "python9"]
+        without = [word for word in begins if temporary not in word]
+        assert settles[: len(without) + 1] == [*without, "python9"]
+
+
+def test_srun_starts_the_image_where_all_words_are_its_options(tmp_path: Path) -> None:
+    container = {"image": "/images/mrt.sqsh", "command": PYXIS, "binds": ["/data"], "python": "python9"}
+    text = text_of(job("a"), site(container=container))
+    options = ["--container-image=/images/mrt.sqsh", "--container-mounts=/runs/first:/runs/first,/data:/data"]
+    line = shlex.split(text.split("\nsrun ")[1].split("\n")[0])
+    assert line.index("/bin/bash") > line.index(options[0]) and set(options) <= set(line)
+    started, settles = commands_of(tmp_path, text)
+    assert started[0] == "python9"
+    assert settles[:4] == ["srun", "--nodes=1", "--ntasks=1", "--export=ALL"]
+    assert settles[4:7] == [*options, "python9"]
+
+
+def test_words_that_leave_out_the_image_or_its_folders_are_refused() -> None:
+    for container, fault in (
+        ({"command": ["shifter", "--image=other", "--volume={bind}"]}, "{image}"),
+        ({"command": ["shifter", "--image={image}"]}, "{bind}"),
+        ({"command": SHIFTER, "unpack": True}, "Apptainer unpacks"),
+    ):
+        with pytest.raises(ValidationError, match=fault):
+            site(container={"image": "x", **container})
 
 
 @pytest.mark.parametrize("path", ["/runs/50%", "/home/LAB\\me/run", "/runs/a\n#SBATCH --uid=0"])
@@ -181,8 +275,8 @@ def test_a_container_sees_every_model_of_the_recipe(tmp_path: Path) -> None:
     (snapshot / "model.safetensors").symlink_to(blobs / "weights")
     changes = (f"model={{type: hugging_face, path: {snapshot}}}", f"prover.model={prover}")
     recipe = load_recipe(ROOT / "recipes" / "mrt_online.yaml", changes)
-    found = with_models_bound(site(container={"image": "/i.sif", "binds": ("/shared:/data", str(prover))}), recipe)
+    found = bind_models(site(container={"image": "/i.sif", "binds": ("/shared:/data", str(prover))}), recipe)
     assert found.container is not None
     assert found.container.binds == ("/shared:/data", str(prover), str(blobs), str(snapshot))
     assert f"--bind {snapshot}" in text_of(job("a"), found)
-    assert with_models_bound(SITE, recipe) == SITE
+    assert bind_models(SITE, recipe) == SITE

@@ -1,12 +1,11 @@
-"""Inference and a trainer of two nodes each on a real cluster: Ray and graders on both; another user of the machine
-connects to the trainer, which goes on; a grader is killed, then a rank. Each node has a disk of its own for temporary
-files, at the same path; the version in between is a delta, which the task puts together there.
+"""Inference and a trainer of two nodes each on a real cluster: Ray on both; another user of the machine connects to
+the trainer, which goes on; a rank is killed. Each node has a disk of its own for temporary files, at the same path; the
+version in between is a delta, which the task puts together there.
 
 The answers of the last iteration are judged only after that, so that the run cannot end before it.
 """
 
 import subprocess
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,7 +16,7 @@ from listeners import beyond_loopback, listeners, send_rubbish
 from run_of import read_events
 from slurm_cluster import Cluster, wait_for_end
 from slurm_submissions import SHRUNK, accounting, all_logs, sent
-from slurm_verifier import FOLDER, HELD_FROM, HELD_S, HELD_UNTIL
+from slurm_verifier import HELD_FROM, HELD_S, HELD_UNTIL
 
 from mrt_hpc.backends.slurm.queue import QueueState
 from mrt_hpc.run.events import EventKind
@@ -28,7 +27,7 @@ JOB = "segment-000.inference"
 ITERATIONS = 2
 CHANGES = {
     **SHRUNK,
-    "data.verifier": "slurm_verifier:same_text_noted",
+    "data.verifier": "slurm_verifier:HeldVerifier",
     "evaluation.benchmarks": "[]",
     "grading.time_limit_s": HELD_S,
     "sampling.problems_per_iteration": 6,
@@ -45,11 +44,10 @@ DEADLINE_S = 300.0
 
 
 @pytest.mark.timeout(1500)
-def test_a_task_of_two_nodes_outlives_a_grader_and_a_rank(cluster: Cluster) -> None:
-    run, judged = cluster.run_dir("two-nodes") / "run", cluster.run_dir("judged")
-    released = run.parent / "judge"
-    held = {HELD_FROM: str(RunLayout(run).weights_version(ITERATIONS - 1)), HELD_UNTIL: str(released)}
-    environment = {**cluster.site().environment, **held, FOLDER: str(judged)}
+def test_a_task_of_two_nodes_outlives_a_rank(cluster: Cluster) -> None:
+    run = cluster.folder("two-nodes") / "run"
+    version, released = RunLayout(run).weights_version(ITERATIONS - 1), run.parent / "judge"
+    environment = {**cluster.site().environment, HELD_FROM: str(version), HELD_UNTIL: str(released)}
     layout, ids = sent(cluster, run, CHANGES, environment=environment)
     target = Target(layout, None, cluster, None)
     what = "a server"
@@ -58,13 +56,10 @@ def test_a_task_of_two_nodes_outlives_a_grader_and_a_rank(cluster: Cluster) -> N
     by_node = {rank.environ()["SLURMD_NODENAME"]: rank for rank in ranks}
     assert len(by_node) == 2
     _, second = by_node.values()
-    judges_on(judged, by_node)
     stranger = connects_to_all_ranks(target)
     heads = [[name_of(p) for p in children(rank)].count("gcs_server") for rank in by_node.values()]
     assert heads == [1, 0], "one Ray cluster"
-
-    kill_grader(second)
-    judges_on(judged, by_node)
+    wait_until(version.exists, reason="the first update", deadline_s=DEADLINE_S)
 
     lost = [process for rank in by_node.values() for process in (rank, *children(rank))]
     second.kill()
@@ -98,33 +93,6 @@ def connects_to_all_ranks(run: Target) -> subprocess.Popen[str]:
     assert len({rank.environ()["SLURMD_NODENAME"] for rank in ranks}) == 2
     assert beyond_loopback([place for places in found.values() for place in places]) == []
     return send_rubbish(found["trainer"])
-
-
-def judges_on(judged: Path, ranks: dict[str, psutil.Process]) -> None:
-    """Answers are judged on the nodes of all ranks from now on."""
-
-    def check() -> None:
-        assert all(map(is_alive, ranks.values())), "the task has ended"
-
-    def there() -> bool:
-        return {file.name for file in judged.iterdir()} == set(ranks)
-
-    for file in judged.iterdir():
-        file.unlink()
-    wait_until(there, reason="judgements on both nodes", deadline_s=DEADLINE_S, check=check)
-
-
-def kill_grader(rank: psutil.Process) -> None:
-    """Kill the graders on the node of a rank, and wait until others have taken their place."""
-
-    def graders() -> set[psutil.Process]:
-        return {p for p in children(rank) if name_of(p).startswith("ray::NodeGrade")}
-
-    old = graders()
-    assert old
-    for grader in old:
-        grader.kill()
-    wait_until(lambda: graders() - old, reason="another grader", deadline_s=DEADLINE_S)
 
 
 def job_of(process: psutil.Process) -> str | None:

@@ -1,7 +1,9 @@
 """A run on a cluster without a cluster: its ledger, and scripts in the place of Slurm's commands."""
 
 import json
+import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +11,10 @@ import pytest
 from basics import executable, look_first_in
 from run_of import run_of
 from slurm_texts import squeue_prints
+from submitted import age
 
-from mrt_hpc.attempt.ledger import record_submission
+from mrt_hpc.attempt.ledger import Submission, record_submission, submissions
+from mrt_hpc.backends.slurm.parameters import SCRIPT, queue_name
 from mrt_hpc.plan.jobs import Plan, read_plan
 from mrt_hpc.run.events import event_file
 from mrt_hpc.run.layout import RunLayout
@@ -31,10 +35,32 @@ class CannedRun:
         return read_plan(self.layout.plan)
 
     def queue(self, *lines: str) -> None:
-        """What squeue prints: ``id|STATE|end|reason|nodes``; sacct knows nothing."""
+        """What squeue prints: ``id|STATE|end|reason|nodes``, each with the name, the script and the time of the run's
+        submission, or of another job where the run has none with this id; sacct knows nothing.
+        """
+        sent = submissions(self.layout)
+        self.prints(*(f"{line}|{self.marks(line, sent)}" for line in lines))
+
+    def prints(self, *lines: str) -> None:
+        """What squeue prints, with all fields of each line."""
         (self.commands / "queue").write_text(squeue_prints(*lines))
         self.command("squeue", f"cat {self.commands}/queue")
         self.command("sacct", "exit 0")
+
+    def marks(self, line: str, every: Sequence[Submission] | None = None) -> str:
+        """What Slurm shows of a job beside its id, with which a line begins: ``name|script|submitted``."""
+        job_id = line.partition("|")[0].partition("_")[0]
+        for sent in submissions(self.layout) if every is None else every:
+            if sent.job_id == job_id:
+                script = self.layout.logs / sent.job / SCRIPT
+                return f"{queue_name(sent.job, self.layout)}|{script}|{int(sent.time)}"
+        return "thesis|/home/me/thesis.sh|1795669200"
+
+    def accounts(self, *lines: str) -> None:
+        """What sacct prints: ``id|STATE|exit code|nodes|seconds``, each with time and name as of :meth:`queue`."""
+        marks = [self.marks(line).split("|") for line in lines]
+        texts = [f"{line}|{submitted}|{name}" for line, (name, _, submitted) in zip(lines, marks, strict=True)]
+        self.command("sacct", f"cat << 'END'\n{chr(10).join(texts)}\nEND")
 
     def unreached(self) -> None:
         """Let squeue fail as it does where the controller does not answer."""
@@ -47,18 +73,23 @@ class CannedRun:
         (self.layout.jobs / "local-00001.json").write_text(json.dumps(claim))
 
     def command(self, name: str, script: str) -> None:
-        """Put a script in the place of a command; each call adds its name to the file ``calls``."""
-        executable(self.commands / name, f"echo {name} >> {self.commands}/calls\n{script}")
+        """Put a script in the place of a command; each call adds its name to the file ``calls``. A job is taken where
+        sbatch only tests it.
+        """
+        test = '[ "$1" != --test-only ] || exit 0\n' if name == "sbatch" else ""
+        executable(self.commands / name, f"{test}echo {name} >> {self.commands}/calls\n{script}")
 
     @property
     def calls(self) -> list[str]:
         path = self.commands / "calls"
         return path.read_text().split() if path.exists() else []
 
-    def submitted(self, **ids: str) -> None:
+    def submitted(self, *, cluster: str | None = None, ago_s: float = 3600.0, **ids: str) -> None:
+        """Record jobs of these roles as submitted so long ago."""
         for role, job_id in ids.items():
             name = next(job.name for job in self.plan.jobs if job.name.rpartition(".")[2] == role)
-            record_submission(self.layout, name, job_id, "cluster")
+            record_submission(self.layout, name, job_id, "cluster", cluster=cluster)
+        age(self.layout, ago_s)
 
     def done(self, *jobs: str) -> None:
         """Record all tasks of jobs as done; of all jobs where none is named."""
@@ -87,6 +118,7 @@ def canned_run(root: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, nam
     commands = root / "bin"
     commands.mkdir(exist_ok=True)
     look_first_in(commands, monkeypatch)
+    monkeypatch.setenv("SLURM_CONF", os.devnull)  # a real cluster of this process gets none of these jobs
     run = CannedRun(run_of(root / name, *overrides), commands)
     run.queue()
     return run

@@ -13,7 +13,12 @@ ROOT = Path(__file__).parents[2]
 DOCS = sorted(path for path in (ROOT / "docs").glob("*.md"))
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
-PAGES = [*DOCS, README, ARCHITECTURE, *(ROOT / name for name in ("CONTRIBUTING.md", "recipes/README.md"))]
+PAGES = [
+    *DOCS,
+    README,
+    ARCHITECTURE,
+    *(ROOT / name for name in ("AGENTS.md", "CONTRIBUTING.md", "llms.txt", "recipes/README.md")),
+]
 _BLOCK = re.compile(r"^[ ]*```(\w+)\n(.*?)^[ ]*```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _SPAN = re.compile(r"`([^`\n]+)`")
@@ -47,12 +52,10 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\s-]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
-def commands(page: Path, *, of_text: bool = True) -> list[Command]:
-    """The commands of the blocks of a page, and with ``of_text`` those of its code spans."""
+def commands(page: Path) -> list[Command]:
+    """The commands of the blocks of a page, and those of its code spans."""
     lines = [line for language, text in blocks(page) if language == "bash" for line in _joined(text).splitlines()]
-    if of_text:
-        lines += spans(page)
-    return [Command(page, words) for line in lines for words in _commands_of(line)]
+    return [Command(page, words) for line in [*lines, *spans(page)] for words in _commands_of(line)]
 
 
 def _joined(text: str) -> str:

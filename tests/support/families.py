@@ -1,6 +1,8 @@
-"""A process with all that it started, and the wait for its end."""
+"""A process with all that it started, the processes of a run, and the wait for their end."""
 
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -23,3 +25,12 @@ def is_alive(process: psutil.Process) -> bool:
 
 def assert_gone(processes: Iterable[psutil.Process]) -> None:
     wait_until(lambda: not any(map(is_alive, processes)), reason=f"the end of {processes}", deadline_s=GONE_DEADLINE_S)
+
+
+def servers_of(run: Path) -> list[int]:
+    """The processes whose command names the run."""
+    found = []
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found += [int(line.parent.name)] if str(run).encode() in line.read_bytes() else []
+    return found

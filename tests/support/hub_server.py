@@ -21,6 +21,10 @@ class Faults:
     changed: set[str] = field(default_factory=set)
     """The files that arrive with another content than the hub tells of, of the same size."""
     over: Event = field(default_factory=Event)
+    tag: str | None = None
+    """What the server says in place of the tag of each file."""
+    header_commit: str | None = None
+    """What it says with each file in place of the commit."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +122,9 @@ class _Handler(BaseHTTPRequestHandler):
         if revision not in repository.revisions or name not in repository.files:
             return b"", {"X-Error-Code": "EntryNotFound"}, 404
         self._file = repository, name
-        body = repository.files[name]
-        return body, {"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": repository.commit}, 200
+        body, faults = repository.files[name], repository.faults
+        tag = faults.tag or hashlib.sha256(body).hexdigest()
+        return body, {"ETag": f'"{tag}"', "X-Repo-Commit": faults.header_commit or repository.commit}, 200
 
 
 def _information(repository: Repository, revision: str) -> Answer:

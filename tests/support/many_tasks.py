@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from canned_queue import CannedRun, canned_run
+from submitted import age
 from synthetic_run import Shape, SyntheticRun
 
 from mrt_hpc.attempt.ledger import record_submission
@@ -45,6 +46,7 @@ def many_tasks(root: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
                 ends = int(time.time()) + 3600
                 runs = f"{name}|RUNNING|{ends}|None|node{index}"
                 queued.append(f"{name}|PENDING|N/A|Priority|" if index % 20 else runs)
+    age(run.layout)
     run.queue(*queued)
     return run
 

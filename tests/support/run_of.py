@@ -1,5 +1,6 @@
 """Run directories of the recipes as they are made on this machine, attempts at their tasks, and what these leave."""
 
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from mrt_hpc.plan.jobs import Job, Role
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.roles.task.context import Task
-from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.atomic import create_text, make_durable, write_json
 from mrt_hpc.run.events import EventKind, EventStream
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
@@ -29,6 +30,16 @@ def run_of(root: Path, *changes: str, recipe: str | Experiment = "quickstart", s
     wanted = load_recipe(RECIPES / f"{recipe}.yaml", changes) if isinstance(recipe, str) else recipe
     compiled = compile_plan if isinstance(wanted, Recipe) else evaluation_plan
     return create_or_open(root, wanted, compiled(wanted, site or LocalSite()))
+
+
+def bare_run(root: Path) -> RunLayout:
+    """A run directory with the name that `submit` gives each run, and nothing else: tests write the parts of the run
+    that they need.
+    """
+    layout = RunLayout(root)
+    make_durable(root)
+    create_text(layout.identity, f"{secrets.token_hex(16)}\n")
+    return layout
 
 
 def forget_claims(layout: RunLayout) -> None:

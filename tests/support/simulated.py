@@ -56,6 +56,7 @@ AIME = Mixture("like AIME", ((0.5, 0.3, 8), (0.3, 1, 1.5), (0.2, 5, 1)))
 AMC = Mixture("like AMC", ((0.25, 0.5, 4), (0.25, 2, 1), (0.5, 8, 0.6)))
 MATH500 = Mixture("like MATH500", ((0.1, 0.4, 5), (0.2, 1.5, 1), (0.7, 20, 0.6)))
 VERY_HARD = Mixture("very hard", ((0.75, 0.3, 20), (0.2, 1, 3), (0.05, 6, 2)))
+HARD = Mixture("hard", ((0.9, 0.3, 20), (0.1, 1, 3)))  # its mean is 4 %
 REALISTIC = (AIME, AMC, MATH500)
 
 

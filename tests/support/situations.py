@@ -5,7 +5,7 @@ from typing import NamedTuple
 from basics import EVALUATION, INFERENCE, TRAINER
 from canned_queue import PREPARE, CannedRun
 
-from mrt_hpc.attempt.end import STOPPED
+from mrt_hpc.attempt.next_state import stop_message
 from mrt_hpc.run.task_state import TaskState
 
 
@@ -21,7 +21,7 @@ class Situated(NamedTuple):
 
     def make(self, run: CannedRun) -> None:
         run.queue(*self.queue)
-        run.command("sacct", f"echo '{self.accounts}'" if self.accounts else "exit 0")
+        run.accounts(*filter(None, [self.accounts]))
         state, message = self.trainer or (TaskState.WAITING, "")
         run.task(TRAINER, state, attempt="13.0", message=message)
 
@@ -46,8 +46,11 @@ SITUATIONS = {
     "a task has failed without advice": Situated(trainer=(TaskState.FAILED, "no")),
     "a task has failed and is queued again": Situated(TRAINER, (LATER,), (TaskState.RETRYING, "no memory")),
     "a task gave its nodes back": Situated(TRAINER, (LATER,), (TaskState.GAVE_BACK, BACK)),
-    "a task was stopped": Situated(TRAINER, (LATER,), (TaskState.STOPPED, STOPPED)),
+    "a task was stopped": Situated(TRAINER, (LATER,), (TaskState.STOPPED, stop_message("13.0"))),
     "a task was lost and is queued again": Situated(TRAINER, (LATER,), RUNNING),
     "a task is done": Situated(PREPARE),
     "nothing is queued any more": Situated(),
+    "a job ended before its Python began": Situated(TRAINER, accounts="13|FAILED|127:0|node1|60"),
+    "a node does not see the run": Situated(TRAINER, accounts="13|FAILED|0:53|node1|1"),
+    "a job is killed before its Python began": Situated(TRAINER, accounts="13|FAILED|0:9|node1|60"),
 }

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mrt_hpc.backends.slurm.commands import SlurmRefusedError, squeue_format
+from mrt_hpc.backends.slurm.commands import SlurmRefusedError
+from mrt_hpc.backends.slurm.slurm_output import squeue_format
 from mrt_hpc.backends.slurm.survey import (
+    ARCHITECTURES,
     CONFIG,
     NODES,
     PARTITIONS,
@@ -29,6 +31,7 @@ FILES = {
     CONFIG: "config",
     PARTITIONS: "partitions",
     NODES: "nodes",
+    ARCHITECTURES: "architectures",
     QOS: "qos",
     associations_command(USER.name, ""): "associations",
     default_account_command(USER.name): "default_account",

@@ -7,12 +7,12 @@ from unittest.mock import Mock
 
 import pytest
 from basics import INFERENCE, TRAINER, resources
-from run_of import run_of
+from run_of import bare_run, run_of
 
 from mrt_hpc.attempt.ledger import record_submission, shown_submissions, submissions
 from mrt_hpc.backends.slurm import after_srun
-from mrt_hpc.backends.slurm.after_srun import ABANDONED, FORBIDDEN, AttemptOutcome, awaited_tasks, ended, main
-from mrt_hpc.backends.slurm.parameters import EPILOGUE
+from mrt_hpc.backends.slurm.after_srun import ABANDONED, FORBIDDEN, AttemptOutcome, awaited_tasks, give_up, main
+from mrt_hpc.backends.slurm.parameters import EPILOGUE, PROLOGUE
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.events import EventKind, EventLog, event_file
 from mrt_hpc.run.layout import RunLayout
@@ -45,7 +45,9 @@ REQUEUED = "scontrol requeue 7"
 def calls(said: str = "", **other: object) -> tuple[list[str], int]:
     """What was called after the first verdict, and how the script ended."""
     given = SCRIPT.format(**{**USUAL, "said": said, **other})
-    done = subprocess.run(["bash", "-c", given + EPILOGUE.read_text()], capture_output=True, text=True, check=False)
+    begin = f"JOB=trainer; EVENTS=/nowhere\n{PROLOGUE.read_text()}\ntrap - ERR"
+    script = f"{begin}{given}{EPILOGUE.read_text()}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert not done.stdout
     called = done.stderr.splitlines()
     return [line for n, line in enumerate(called) if n or line != "settle "], done.returncode
@@ -134,12 +136,12 @@ def test_what_comes_later_does_not_follow_from_the_clock(tmp_path: Path, monkeyp
 def test_a_task_that_will_not_run_again_says_why_and_what_to_do(tmp_path: Path) -> None:
     done = TaskRecord(TaskState.DONE, attempt="7.1")
     for word, named in ((ABANDONED, INFERENCE), (FORBIDDEN, "scontrol requeue")):
-        layout = RunLayout(tmp_path / word)
-        assert ended(layout, TRAINER, 0, "7.0", WAITING, word) == WAITING, "another attempt has spoken since"
-        ended(layout, TRAINER, 0, "7.1", WAITING, word)
+        layout = bare_run(tmp_path / word)
+        assert give_up(layout, TRAINER, 0, "7.0", WAITING, word) == WAITING, "another attempt has spoken since"
+        give_up(layout, TRAINER, 0, "7.1", WAITING, word)
         record = read_task(layout, TRAINER, 0)
         assert (record.state, named in record.message) == (TaskState.FAILED, True)
-        assert ended(layout, TRAINER, 0, "7.1", done, word) == done
+        assert give_up(layout, TRAINER, 0, "7.1", done, word) == done
 
 
 def test_what_is_a_fault_of_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

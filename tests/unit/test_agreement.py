@@ -26,9 +26,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.training import agreement
-from mrt_hpc.training.agreement import ForwardCheck, differences, make_small, refuse_differences, settle
+from mrt_hpc.training.agreement import ForwardCheck, differences, refuse_differences, require_agreement
 from mrt_hpc.training.attention import PACKED_ATTENTION, segments_of
 from mrt_hpc.training.policy import Kernels, Policy, load_policy
+from mrt_hpc.training.small_model import make_small
 
 PADDED, PACKED, SHARED = Batching.PADDED, Batching.PACKED, Batching.SHARED
 LONGEST = 100
@@ -82,13 +83,13 @@ def test_a_model_is_taken_only_where_the_trainer_computes_it_as_it_is(
     failed = [difference for difference in differences(policy, LONGEST) if not difference.agrees]
     assert not failed or (failed[0].check is wrong and failed[0].nats > 0.1)
     if wrong in (None, ForwardCheck.IN_ONE_ROW):
-        settle(policy, LONGEST, tmp_path)
+        require_agreement(policy, LONGEST, tmp_path)
         assert policy.kernels.batching is (batching if wrong is None else PADDED)
         assert ("training.batching is padded" in caplog.text) is (wrong is not None)
         assert all(difference.agrees for difference in differences(policy, LONGEST))
         return
     with pytest.raises(UserError) as refused:
-        settle(policy, LONGEST, tmp_path)
+        require_agreement(policy, LONGEST, tmp_path)
     assert {ForwardCheck.LONGEST: "sampling.max_tokens"}.get(wrong, "model.path") in str(refused.value.advice)
 
 

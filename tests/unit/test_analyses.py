@@ -12,7 +12,7 @@ from scipy.stats import t as student
 
 from mrt_hpc.analysis import efficiency, episode_progress, scaling
 from mrt_hpc.analysis.accuracy_by_budget import AccuracyAt, analyse_extrapolation
-from mrt_hpc.analysis.analysis_files import Analysis, as_csv, gain_table
+from mrt_hpc.analysis.analysis_files import Analysis, gain_table, table_csv
 from mrt_hpc.analysis.efficiency import analyse_efficiency, default_levels, efficiencies, ratio_text, tokens_to
 from mrt_hpc.analysis.episode_progress import Difficulty
 from mrt_hpc.analysis.intervals import IntervalEstimate, mean_gain
@@ -22,7 +22,7 @@ from mrt_hpc.analysis.model_samples import (
     GradedAnswer,
     ModelSamples,
     evaluated_problems,
-    with_prover,
+    prover_options,
 )
 from mrt_hpc.analysis.problem_measures import Regret, curves_of, tokens_at
 from mrt_hpc.analysis.regret_curves import analyse_regret, area_ratios, even_budgets
@@ -126,7 +126,7 @@ def test_a_model_that_does_not_think_stands_beside_the_votes() -> None:
     earlier = {row[:3]: row[5] for row in found.tables[1].rows}
     gains = [earlier["model", "maj@4 at prefix", j] for j in (0, 1)]
     assert gains == pytest.approx([-0.25, -0.125])
-    assert refusal(analyse_scaling, [direct]).advice == f"mrt-hpc eval runs/direct {with_prover(direct.benchmark)}"
+    assert refusal(analyse_scaling, [direct]).advice == f"mrt-hpc eval runs/direct {prover_options(direct)}"
 
 
 LAST = {str(n): 0.5 + n / 100 for n in range(10)}
@@ -373,7 +373,7 @@ def test_ratios_of_tokens_are_corrected_for_all_levels_and_models() -> None:
     assert efficiency.p_of_ratio(np.ones(9), 30) == efficiency.p_of_ratio(draws, 1) == 1.0
     one = tokens_to(efficiencies([SHORT]), 0.5, seed=1)[0]
     results = [replace(one, model=name, p=p) for name, p in (("short", 1), ("b", 0.02), ("c", 0.5), ("b", 0.01))]
-    assert [r.corrected_p for r in efficiency.with_correction(results)] == pytest.approx([1.0, 0.04, 0.5, 0.03])
+    assert [r.corrected_p for r in efficiency.correct_ratios(results)] == pytest.approx([1.0, 0.04, 0.5, 0.03])
     shown = analyse_efficiency([SHORT, LONG], [0.5, 0.9], 1)
     assert "p of ratios other than 1 is corrected for the 2 shown" in " ".join(shown.remarks)
     assert "2 problems cannot show that a ratio is not 1: with 2 ratios" in " ".join(shown.remarks)
@@ -410,7 +410,7 @@ def test_a_single_problem_gives_no_interval() -> None:
     one = [unvalued({"a": ("R", length)}, name) for name, length in (("short", 64), ("long", 128))]
     short, long = tokens_to(efficiencies(one), 0.5, seed=1)
     assert np.isnan([short.tokens.low, short.tokens.high, long.ratio.low, long.ratio.high]).all()
-    assert ",," in as_csv(analyse_efficiency(one, [0.5], 1).tables[1])
+    assert ",," in table_csv(analyse_efficiency(one, [0.5], 1).tables[1])
 
 
 def extrapolated(name: str, **answers: tuple[str, str, str, str]) -> ModelSamples:

@@ -11,6 +11,7 @@ import pytest
 from click.testing import Result
 from commands import typed
 from evaluated import commit_all, commit_shard, commit_traces, evaluated_run, evaluation_directory, run_directory
+from small_weights import publish_models
 
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace
 from mrt_hpc.backends.local.site import LocalSite
@@ -20,7 +21,6 @@ from mrt_hpc.recipe.schema import EvaluationRecipe
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-from mrt_hpc.submit import create
 from mrt_hpc.submit.create import create_or_open
 
 FILES = {
@@ -39,6 +39,10 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def analyze(*arguments: object, exits: int = 0) -> Result:
     return typed("analyze", *arguments, exits=exits)
+
+
+UNSUITED = ("--suite", "small_world", "--set", "evaluation.prover.type=forced_answer")
+"""Answers of the default length, which the model of the small world cannot hold."""
 
 
 def refused(arguments: Sequence[object], *facts: str) -> None:
@@ -110,8 +114,8 @@ def test_an_earlier_version_never_stands_for_the_last_one(run: RunLayout, tmp_pa
 def test_samples_without_values_are_refused_where_values_are_needed(run: RunLayout, tmp_path: Path) -> None:
     analyze("efficiency", f"{run.root}@3", "--out", tmp_path)
     for name in ("regret", "progress", "scaling"):
-        valued = "--suite small_world --set evaluation.prover.type=forced_answer"
-        refused([name, f"{run.root}@3"], f"next:     mrt-hpc eval {run.root}@3 {valued}\n")
+        valued = '--suite small_world --set \'evaluation.prover={"type": "look_ahead", '
+        refused([name, f"{run.root}@3"], f"next:     mrt-hpc eval {run.root}@3 {valued}")
 
 
 def test_what_cannot_be_analysed_is_refused(run: RunLayout, tmp_path: Path) -> None:
@@ -201,9 +205,7 @@ class Submissions:
         return [[model.name for model in recipe.models] for recipe in self.recipes]
 
     def publish(self) -> None:
-        for version in (0, 20):
-            (folder := RunLayout(self.run).weights_version(version)).mkdir(parents=True)
-            (folder / "config.json").write_text("{}")
+        publish_models(RunLayout(self.run), 0, 20)
 
 
 @pytest.fixture
@@ -212,7 +214,6 @@ def submissions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Submissions:
     found = Submissions(suite, run_directory(tmp_path / "grpo").root)
     found.publish()
     monkeypatch.setattr(evaluation_alone, "submit_evaluation", found.submit)
-    monkeypatch.setattr(create, "check_model", lambda _: None)  # these models are a file without content
     monkeypatch.chdir(tmp_path)
     return found
 

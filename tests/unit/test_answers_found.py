@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import typed
-from run_of import publish_some, run_of
+from run_of import bare_run, publish_some, run_of
 from samples import rollout
 
 from mrt_hpc.algorithms.batch import Batch
@@ -37,7 +37,7 @@ def test_the_report_has_the_share_and_the_warning(tmp_path: Path) -> None:
         )  # fmt: skip
         measured = {"iterations": (metrics(share),), "evaluations": (evaluation,)}
         summary = RunSummary(recipe="r", algorithm="grpo", model="m", iterations_planned=1, **measured)
-        return write_markdown(tmp_path, [RunRecord("r", summary)]).read_text()
+        return write_markdown(bare_run(tmp_path).root, [RunRecord("r", summary)]).read_text()
 
     assert str(few_answers(0.0, "iteration 0")) in report(0.0)
     assert not any("prompt.thought_start" in report(share) for share in (0.5, None))

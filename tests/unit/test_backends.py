@@ -1,5 +1,6 @@
 """A back end that the package does not know, in one file beside the site profile; and this machine's own."""
 
+import json
 import os
 import re
 import shutil
@@ -9,19 +10,20 @@ from pathlib import Path
 
 import pytest
 from basics import INFERENCE, JOBS, QUICKSTART, ROOT, TRAINER, resources
-from commands import in_a_process
+from commands import in_a_process, refusal
 from ruamel.yaml import YAML
-from run_of import read_events, run_of
+from run_of import bare_run, read_events, run_of
 from submitted import latest_ids
 
 from mrt_hpc.attempt import ledger
-from mrt_hpc.attempt.ledger import record_submission, recorded_site, submissions
+from mrt_hpc.attempt.ledger import record_site, record_submission, recorded_site, submissions
 from mrt_hpc.attempt.ranks import run_one_task
 from mrt_hpc.backends.backend import Site
 from mrt_hpc.backends.local.backend import LocalRun, run_plan
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.local.slots import Slots, largest_need, machine_slots
 from mrt_hpc.backends.queued_jobs import live_jobs
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import build_plan, compile_plan
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, Plan, Role, read_plan
@@ -75,7 +77,8 @@ def test_submit_hands_every_job_over_once(site: Path, run: RunLayout, scripts: P
     assert sorted(path.name for path in scripts.iterdir()) == before
     shown = in_a_process("status", run.root)
     assert ("2 queued" in shown, "not reached" in shown) == (True, False), "the array of two inference tasks"
-    submit(run.root, site, "resources.inference.tasks=3", exits=2)  # other values while jobs are queued
+    for other in ("resources.inference.tasks=3", "schedule.iterations=30"):  # while jobs are queued
+        assert f"mrt-hpc cancel {run.root}" in submit(run.root, site, other, exits=2)
     assert set(live_jobs(run)) == set(JOBS)
     (scripts / "2_1.sh").unlink()
     assert "task(s) 1 had been lost" in submit(run.root, site), "which is sent again alone"
@@ -136,7 +139,7 @@ def test_a_task_that_fails_for_good_is_not_run_again(run: RunLayout, scripts: Pa
 
 
 def test_each_kind_of_site_has_a_back_end_and_an_unknown_one_is_a_slurm_cluster(tmp_path: Path) -> None:
-    recipe, layout = load_recipe(QUICKSTART), RunLayout(tmp_path)
+    recipe, layout = load_recipe(QUICKSTART), bare_run(tmp_path)
     for kind in SITES.classes:
         site = kind.model_validate({"name": "here"})
         assert isinstance(site, Site)
@@ -146,6 +149,19 @@ def test_each_kind_of_site_has_a_back_end_and_an_unknown_one_is_a_slurm_cluster(
     site = recorded_site(layout, "cluster")
     assert isinstance(site, Site)
     assert site.backend().queue == "Slurm", "the profile of the submission is not recorded"
+
+
+def test_a_recorded_profile_with_a_field_that_is_gone_says_which_line_to_take_out(tmp_path: Path) -> None:
+    layout = bare_run(tmp_path)
+    record_site(layout, SlurmSite(name="cluster"))
+    path = layout.jobs / "site-cluster.json"
+    entry = json.loads(path.read_text())
+    path.write_text(json.dumps({**entry, "site": {**entry["site"], "notify": "mail me"}}))
+    refused = refusal(recorded_site, layout, "cluster")
+    assert (refused.value, refused.where) == ("notify", path)
+    assert refused.advice is not None and "notify" in refused.advice and str(path) in refused.advice
+    path.write_text(json.dumps(entry))
+    assert recorded_site(layout, "cluster").name == "cluster"
 
 
 # -- this machine; the tasks are reports of an empty run, which start fast, and fail because everything is missing

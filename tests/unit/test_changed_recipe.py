@@ -34,10 +34,10 @@ from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
-from mrt_hpc.run.problems import left_out, left_out_file, read_problems, write_problems
+from mrt_hpc.run.problems import omitted_file, omitted_problems, read_problems, write_problems
 from mrt_hpc.run.records import GroupStatistics
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
-from mrt_hpc.run.weights import evaluated, kept_versions, prune
+from mrt_hpc.run.weights import kept_versions, prune, versions_with_evaluations
 from mrt_hpc.submit import renewal
 from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.submit.renewal import is_renewed, renew
@@ -141,7 +141,6 @@ def finished(run: Run) -> Run:
 
 
 NOWHERE = "evaluation.benchmarks=[{name: a, problems: {type: jsonl, path: /nowhere}}]"
-ATTACHED = "serving.attach={address: 'unix:/%s', key_file: /key}"
 PACKED = ("training.batching=packed", "resources.trainer.ranks=2")
 
 
@@ -151,7 +150,6 @@ PACKED = ("training.batching=packed", "resources.trainer.ranks=2")
         ((), ("expected.trace_tokens=100",), {"expected.trace_tokens": (None, 100)}),
         ((), ("tracking.wandb=true",), {"tracking.wandb": (False, True)}),
         ((), ("resources.evaluation.memory_gib=3",), {"resources.evaluation.memory_gib": (8.0, 3.0)}),
-        ((ATTACHED % "a",), (ATTACHED % "b",), {"serving.attach.address": ("unix:/a", "unix:/b")}),
         # checkpoints do not depend on it: tests/integration/test_training_checkpoint.py
         (PACKED, (*PACKED, "training.sequence_parallel=2"), {"training.sequence_parallel": (1, 2)}),
     ],
@@ -217,7 +215,9 @@ def test_more_iterations_of_a_constant_schedule_go_on_from_those_done(run: Run) 
     before = [learning_rate(step, 10, first.training) for step in range(10)]
     assert [learning_rate(step, 14, recipe.training) for step in range(10)] == before
     assert run.changes["schedule.iterations"] == (10, 14)
-    assert evaluated(run.layout) == {0, 10}, "versions that were evaluated once stay on disk and in the report"
+    assert versions_with_evaluations(run.layout) == {0, 10}, (
+        "versions that were evaluated once stay on disk and in the report"
+    )
     found = read_measurements(run.layout, 0, [0, 14], evaluation_settings(run.layout, recipe))
     assert [summary.version for summary in found.evaluations] == [0, 10]
     for iterations in (40, 80):
@@ -358,7 +358,7 @@ def test_what_jobs_cost_that_are_no_longer_planned_is_reckoned_by_their_role(fin
 
 def leave_out(path: Path, **tokens: int) -> None:
     """As the first job does it: these problems, and what their prompts have."""
-    left_out_file(path).write_text(json.dumps({"sampling.max_prompt_tokens": 64, "tokens": tokens}))
+    omitted_file(path).write_text(json.dumps({"sampling.max_prompt_tokens": 64, "tokens": tokens}))
     write_problems(path, read_problems(path)[len(tokens) :])
 
 
@@ -382,7 +382,7 @@ def test_before_anything_is_sampled_all_data_are_taken_again(run: Run) -> None:
     leave_out(run.layout.train_data, a=80, b=90)
     run.submit(DROP, "data.problems=40", "sampling.max_prompt_tokens=80")
     assert len(read_problems(run.layout.train_data)) == 40
-    assert left_out(run.layout.train_data) == {}
+    assert omitted_problems(run.layout.train_data) == {}
 
 
 def test_a_benchmark_whose_problems_come_back_is_evaluated_again(run: Run) -> None:
@@ -404,7 +404,7 @@ def test_a_benchmark_that_was_added_has_its_prompts_checked_by_its_evaluation(ru
     write_problems(path, [replace(problems[0], problem="and so on " * 40), *problems[1:]])
     check_benchmark(run.evaluation_task(1), "more", STARTING_MODEL)
     assert read_problems(path) == problems[1:]
-    assert list(left_out(path)) == [problems[0].id]
+    assert list(omitted_problems(path)) == [problems[0].id]
 
 
 def test_the_plan_of_a_begun_run_says_what_submit_would_change_and_changes_nothing(finished: Run) -> None:

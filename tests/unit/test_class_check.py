@@ -15,7 +15,6 @@ from warm_start import build_tokenizer
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
 from mrt_hpc.algorithms.batch import Batch
-from mrt_hpc.evaluate.class_contracts import Promise, Replay, of_algorithm, of_mode, of_prover
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.protocol import Request, SamplingSettings
 from mrt_hpc.inference.sampler import RolloutPlan, TraceCutter
@@ -26,13 +25,14 @@ from mrt_hpc.modes.writer import Writer
 from mrt_hpc.mrt.values import Estimate
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.provers.sampled_answers import ForcedAnswer, MonteCarlo
-from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.base import require_kind
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.registry import imported
+from mrt_hpc.recipe.registry import import_name
 from mrt_hpc.recipe.sections import Prompt
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.problems import write_problems
 from mrt_hpc.run.records import Problem
+from mrt_hpc.testing.promises import Promise, Replay, algorithm_contract, mode_contract, prover_contract
 
 EXAMPLES = ROOT / "tests" / "examples"
 TOKENIZER = build_tokenizer()
@@ -141,7 +141,7 @@ def test_algorithms_of_the_package_keep_what_is_asked_of_a_users(name: str) -> N
     recipe = load_recipe(RECIPES / "small_world" / f"{name}.yaml")
     rollouts = [rollout("p", sample, reward=float(sample % 2)) for sample in range(4)]
     batch = Batch(rollouts, [{0: 0.25, 1: 0.5}] * 4, [], "", np.zeros(4), [])
-    assert broken(of_algorithm(as_kind(recipe.algorithm, RolloutAlgorithm), recipe, batch)) == []
+    assert broken(algorithm_contract(require_kind(recipe.algorithm, RolloutAlgorithm), recipe, batch)) == []
 
 
 class Endless(MonteCarlo):
@@ -157,14 +157,14 @@ class Hopeful(ForcedAnswer):
 @pytest.mark.parametrize(("prover", "told"), [("my_method:Cautious", ""), (None, "boundary 1: Estimate(value=inf")])
 def test_a_prover_values_stored_traces(monkeypatch: pytest.MonkeyPatch, prover: str | None, told: str) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
-    section = Hopeful() if prover is None else imported(prover)(type=prover, max_tokens=4)
+    section = Hopeful() if prover is None else import_name(prover)(type=prover, max_tokens=4)
     settings = SamplingSettings(400, 1.0, stop_token_ids=PROMPTER.stop_token_ids)
-    start = Start(PROMPTER.encoded(PROBLEM.problem), 1, settings)
+    start = Start(PROMPTER.encode_problem(PROBLEM.problem), 1, settings)
     group, replay = PromptedGroup(PROBLEM, start.context_ids, (start,)), Replay(THOUGHTS)
     completion = replay._completion(Request(start.context_ids, [0], settings), 0, 0, 0)
     trace = TraceCutter(TokenBytes(TOKENIZER), RolloutPlan(0, 0, 1)).cut(group, start, 0, completion)
     assert len(trace.boundaries) > 1
-    found = broken(of_prover(ProverFactory.of(section, ProverModel.of(PROMPTER), 0), [trace], replay))
+    found = broken(prover_contract(ProverFactory.of(section, ProverModel.of(PROMPTER), 0), [trace], replay))
     assert (told in " ".join(found), bool(found)) == (True, bool(told)), found
 
 
@@ -173,7 +173,7 @@ def test_a_way_of_evaluating_samples_from_stored_tokens(
     monkeypatch: pytest.MonkeyPatch, limit: int | None, told: str
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
-    kind = imported("my_mode:OneMoreLook")
+    kind = import_name("my_mode:OneMoreLook")
     how = load_recipe(RECIPES / "small_world" / "grpo.yaml")
     sampling = how.sampling_of(how.evaluation.benchmarks[0])
     settings = SamplingSettings(sampling.max_tokens, 1.0, stop_token_ids=PROMPTER.stop_token_ids)
@@ -183,7 +183,7 @@ def test_a_way_of_evaluating_samples_from_stored_tokens(
     mode: Mode = kind(type="my_mode:OneMoreLook")
     plan = RolloutPlan(0, 0, 1)
     writer = Writer(Replay(THOUGHTS), PROMPTER, TraceCutter(TokenBytes(TOKENIZER), plan), settings)
-    ids = PROMPTER.encoded(PROBLEM.problem)
+    ids = PROMPTER.encode_problem(PROBLEM.problem)
     groups = [PromptedGroup(PROBLEM, ids, (Start(ids, 1, settings),))]
-    found = broken(of_mode(mode, writer, sampling, groups))
+    found = broken(mode_contract(mode, writer, sampling, groups))
     assert (told in " ".join(found), bool(found)) == (True, bool(told)), found

@@ -13,6 +13,7 @@ from slurm_texts import squeue_prints
 from synthetic_run import Shape, SyntheticRun
 
 from mrt_hpc.attempt.ledger import record_submission
+from mrt_hpc.backends.slurm.parameters import queue_name
 from mrt_hpc.cli.life import KINDS
 from mrt_hpc.cli.options import ROLES
 from mrt_hpc.plan.jobs import Role, read_plan
@@ -125,7 +126,8 @@ def test_a_run_whose_jobs_are_or_may_be_queued_is_not_touched(
 ) -> None:
     folder = commands_first(tmp_path / "bin", monkeypatch)
     if reached:
-        executable(folder / "squeue", f"echo '{squeue_prints('12|PENDING|N/A|Priority|')}'")
+        marks = f"{queue_name('prepare', run)}|{run.logs}/prepare/submission.sh|N/A"
+        executable(folder / "squeue", f"echo '{squeue_prints(f'12|PENDING|N/A|Priority||{marks}')}'")
         executable(folder / "sacct", "exit 0")
     else:
         monkeypatch.setenv("PATH", str(folder))
@@ -137,9 +139,9 @@ def test_a_run_whose_jobs_are_or_may_be_queued_is_not_touched(
 
 def test_a_run_of_this_machine_that_runs_is_not_touched(run: RunLayout) -> None:
     hold = (
-        "import sys, time; from pathlib import Path; from mrt_hpc.attempt.ledger import claimed; "
+        "import sys, time; from pathlib import Path; from mrt_hpc.attempt.ledger import claim_run; "
         "from mrt_hpc.run.layout import RunLayout\n"
-        "with claimed(RunLayout(Path(sys.argv[1])), 60): print('held', flush=True); time.sleep(60)"
+        "with claim_run(RunLayout(Path(sys.argv[1])), 60): print('held', flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", hold, str(run.root)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -156,3 +158,21 @@ def test_files_with_another_link_free_nothing(tmp_path: Path) -> None:
     os.link(tmp_path / "two", tmp_path / "link")
     assert frees([tmp_path / "one", tmp_path / "two"]) == 10
     assert (list(KINDS), ROLES) == ([kind.value for kind in Removable], [role.value for role in Role])
+
+
+def test_what_is_held_open_is_named_and_all_else_is_removed(run: RunLayout) -> None:
+    """A mounted folder cannot be removed, as the folder around a file that is held open on NFS."""
+    (held := run.weights_version(3) / "a").mkdir()
+    (run.weights_version(3) / "b").mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(held)], check=False).returncode:
+        pytest.skip("mounting needs root")
+    try:
+        printed = typed("clean", run.root, "--what", "weights", "--yes").output
+    finally:
+        (left,) = run.weights.glob(".v000003.tmp-*")
+        subprocess.run(["umount", str(left / "a")], check=True)
+    assert published_versions(run) == [0, 8]
+    assert [path.name for path in left.iterdir()] == ["a"]
+    assert str(left) in " ".join(printed.split()) and "a process still holds it open" in printed
+    typed("clean", run.root, "--what", "parts", "--yes")
+    assert not left.exists()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -16,7 +15,6 @@ from basics import QUICKSTART, ROOT
 from commands import refusal, typed
 from run_of import run_of
 
-import mrt_hpc
 from mrt_hpc.attempt.ledger import last_site
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.run.layout import RunLayout
@@ -60,7 +58,7 @@ def test_a_wrong_input_is_refused_and_leaves_nothing_behind(tmp_path: Path, word
     [
         (["plan", QUICKSTART, "--run", ""], "--run runs/NAME"),
         (["plan", QUICKSTART, "--run", f"{NOTHING}/x"], "write the path in full"),
-        (["submit", QUICKSTART, "--site", "local", "--run", "/proc/x"], "--run"),
+        (["submit", QUICKSTART, "--site", "local", "--run", "/proc/x"], "name another file or folder"),
         *((["logs", "runs/quickstart", "-n", lines], "'-n'") for lines in ("-5", "0", "many")),
         (["status", "{run}", "--watch"], "--json"),
         (["status", "{run}/tasks"], ""),
@@ -71,7 +69,7 @@ def test_a_wrong_input_is_refused_and_leaves_nothing_behind(tmp_path: Path, word
         (["explain", "{run}", "segment-000.inference[x]"], "segment-000.inference is the nearest"),
         (["submit", QUICKSTART, "--set", "training.learning_rate=0.5", "--run", "{run}"], "--run DIR"),
         (["submit", QUICKSTART, "--set", "data={type: jsonl, path: no.jsonl}", "--run", "{run}"], "no such data file"),
-        (["validate", "{run}/recipe.lock.yaml"], "name the run"),
+        (["plan", "{run}/recipe.lock.yaml"], "name the run"),
         (["fields", "my_method"], "a recipe has no such field"),
         (["check", "my_method", "--run", "{run}"], "my_method:Class"),
     ],
@@ -132,10 +130,6 @@ def test_on_a_full_disk_nothing_half_made_is_left(tmp_path: Path) -> None:
 
 
 def test_paths_in_advice_are_words_of_a_shell(tmp_path: Path) -> None:
-    command = r"(?:mrt-hpc(?: [a-z-]+){1,2}|\brm(?: -r)?|\bmv|\bls|\bcp -r|\bchmod [^ {]+)"
-    path = r"(?:[\w.\[\]-]*\b(?:root|path|directory|parent)|[\w.]*layout\.\w+(?<!\.word))"
-    files = Path(mrt_hpc.__file__).parent.rglob("*.py")
-    assert [m[0] for file in files for m in re.finditer(rf"{command} \{{{path}\}}", file.read_text())] == []
     layout = RunLayout(tmp_path / "a b")
     layout.jobs.mkdir(parents=True)
     (layout.jobs / "site.json").write_text("{")
@@ -202,7 +196,7 @@ def test_an_answer_is_judged_with_the_reason(words: tuple[str, ...], facts: tupl
 
 
 def test_code_that_ends_python_is_no_success_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mrt_hpc.cli.fields.print_fields", lambda _: sys.exit(0))
+    monkeypatch.setattr("mrt_hpc.cli.fields.print_fields", lambda *_, **__: sys.exit(0))
     assert "code that it called ended Python" in (refused := typed("fields", exits=2).stderr)
     assert "SystemExit(0)" in refused
 
@@ -215,4 +209,4 @@ def test_an_answer_is_judged_as_a_run_judges_it(run: RunLayout) -> None:
 def test_a_recipe_that_is_typed_without_its_ending_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_online.yaml").write_text("extends: mrt_online\n")
-    assert "my_online.yaml" in typed("validate", "my_online", exits=2).stderr
+    assert "my_online.yaml" in typed("plan", "my_online", exits=2).stderr

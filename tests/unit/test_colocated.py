@@ -24,8 +24,9 @@ from run_of import RECIPES, publish_some, read_events, run_of, say, task_of
 from samples import sampled
 
 from mrt_hpc.analysis.spending import attempts
-from mrt_hpc.attempt.colocated import sampling, start_companion
-from mrt_hpc.attempt.entry import record_after
+from mrt_hpc.attempt.colocated import run_companion, start_companion
+from mrt_hpc.attempt.entry import ending_of
+from mrt_hpc.attempt.next_state import next_state
 from mrt_hpc.backends.local.slots import largest_need
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.plan.compile import build_plan
@@ -99,7 +100,6 @@ def test_what_does_not_fit_is_refused() -> None:
         ("resources.inference.tasks=2", "resources.inference.tasks"),
         ("resources.trainer={ranks: 2, ranks_per_node: 1}", "resources.trainer.ranks_per_node"),
         ("resources.trainer.gpus=1", "resources.inference.gpus"),
-        ("serving.attach={address: 'http://n:1', key_file: k}", "serving.attach"),
         ("resources.inference.nodes=2", "resources.inference.nodes"),
     ):
         assert field in refusal(recipe, change).message()
@@ -171,13 +171,13 @@ def test_it_samples_in_its_turn_and_passes_it_on_when_nothing_can_be_sampled(lay
     assert other.take()
     assert rounds._look() is None
     other.pass_on()
-    assert rounds.awaited() is not None
+    assert rounds.await_round() is not None
     assert (turn.is_mine, server.mock_calls) == (True, [])
     commit_group(layout.group(0, 0), sampled())
     assert rounds._look() is None, "iteration 1 needs newer weights"
     assert (turn.is_mine, server.mock_calls) == (False, [call.sleep()])
     publish_some(layout, 1)
-    work = rounds.awaited()
+    work = rounds.await_round()
     assert work and (work.iteration, work.version, turn.is_mine) == (1, 1, True)
     rest.end()
     assert server.mock_calls == [call.sleep(), call.wake_up()]
@@ -221,7 +221,7 @@ def test_an_attempt_removes_what_killed_ones_have_left_of_their_turns(trainer: T
     for path in (left, others):
         path.touch()
     try:
-        with pytest.raises(Interrupted), sampling(trainer):
+        with pytest.raises(Interrupted), run_companion(trainer):
             assert (left.exists(), own.exists(), others.exists()) == (False, True, True)
             left.touch()  # its companion has outlived it a bit
             raise Interrupted(128 + signal.SIGTERM)
@@ -282,17 +282,17 @@ def test_a_trainer_whose_companion_was_stopped_leaves_at_its_next_safe_point(tra
     sleeping = companion_of(tmp_path, "exec sleep 60")
     trainer = replace(trainer, companion=sleeping)
     trainer._check_companion()
-    assert not trainer.shutdown.given
+    assert not trainer.shutdown.is_given
     sleeping.end()
-    with trainer.shutdown.at_safe_points():
+    with trainer.shutdown.defer_to_safe_points():
         trainer._check_companion()
-    assert trainer.shutdown.given
+    assert trainer.shutdown.is_given
 
 
 def test_a_request_to_stop_is_passed_on(trainer: Task, tmp_path: Path) -> None:
     sleeping = companion_of(tmp_path, "exec sleep 60")
     trainer.shutdown.forward = sleeping.interrupt
-    with trainer.shutdown.at_safe_points():
+    with trainer.shutdown.defer_to_safe_points():
         assert trainer.shutdown.interrupt(Interrupted(143))
     assert sleeping.process.wait(30) == -15
 
@@ -301,7 +301,7 @@ def test_a_task_that_leaves_records_that_before_its_companion_has_ended(trainer:
     """Slurm kills the first rank some seconds after the others have left."""
     recorded = list[Interrupted]()
     trainer.shutdown.record = recorded.append
-    with pytest.raises(Interrupted) as left, sampling(trainer):
+    with pytest.raises(Interrupted) as left, run_companion(trainer):
         trainer.shutdown.interrupt(Interrupted(143))
     assert recorded == [left.value]
 
@@ -311,26 +311,26 @@ def test_a_request_after_the_segment_is_trained_does_not_make_it_run_again(train
     before = signal.signal(signal.SIGUSR1, lambda *_: trainer.shutdown.interrupt(RequeueRequested("why")))
     soon = Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
     try:
-        with sampling(trainer) as with_companion:
+        with run_companion(trainer) as with_companion:
             soon.start()
     finally:
         soon.join()
         signal.signal(signal.SIGUSR1, before)
     assert with_companion.companion and with_companion.companion.was_stopped
-    assert trainer.shutdown.given
+    assert trainer.shutdown.is_given
 
 
 def test_what_the_companion_has_committed_counts_as_progress(layout: RunLayout, trainer: Task) -> None:
     EventLog(event_file(layout.events, JOB, 0, 1, "a")).emit(EventKind.GROUP_COMMITTED)
     assert has_progressed(layout.events, JOB, 0, "a")
-    assert trainer.has_progressed
+    assert ending_of(trainer, None).progressed
 
 
 def test_a_limit_too_short_for_anything_is_recorded_although_the_trainer_waited(trainer: Task) -> None:
     hurried = replace(trainer, time_left_s=60.0)
-    with hurried.shutdown.at_safe_points(), hurried.shutdown.while_waiting():
+    with hurried.shutdown.defer_to_safe_points(), hurried.shutdown.while_waiting():
         hurried.shutdown.interrupt(RequeueRequested("why"))
-    record = record_after(hurried, RequeueRequested("why"), TaskRecord(TaskState.RUNNING, attempt="a"))
+    record = next_state(TaskRecord(TaskState.RUNNING, attempt="a"), ending_of(hurried, RequeueRequested("why")))
     assert (record.state, record.failures) == (TaskState.RETRYING, 1)
     assert "resources.trainer.time_limit_minutes" in record.message
 

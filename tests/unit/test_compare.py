@@ -19,8 +19,9 @@ from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.intervals import Spread
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
 from mrt_hpc.analysis.named_models import Arm
-from mrt_hpc.analysis.paper_results import BENCHMARKS
 from mrt_hpc.analysis.problem_measures import curves_of, measure_of
+from mrt_hpc.analysis.published_results import BENCHMARKS
+from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.load import read_suite
@@ -114,7 +115,7 @@ def test_models_are_paired_by_problem() -> None:
     expected = intervals.paired_difference({"a": 0, "b": 1, "c": 0.5, "d": 0}, {"a": 0.5, "b": 1, "c": 0.5, "d": 0.5})
     assert (found.gain.interval, found.problems, found.left_out, found.gain.mean) == (expected, 4, 0, 0.25)
     assert found.detectable == pytest.approx((3.182 + 0.978) * math.sqrt(1 / 12 / 4), abs=1e-3)
-    assert (found.gain.p_value, found.shown) == (pytest.approx(0.1817, abs=1e-3), False)
+    assert (found.gain.p_value, found.is_significant) == (pytest.approx(0.1817, abs=1e-3), False)
 
 
 def test_problems_of_one_model_alone_are_left_out() -> None:
@@ -127,12 +128,12 @@ def test_problems_of_one_model_alone_are_left_out() -> None:
     assert refused.advice == "mrt-hpc eval runs/old runs/other --suite SUITE"
 
 
-def test_a_clear_difference_is_named_and_less_tokens_are_better() -> None:
+def test_a_clear_difference_is_named_and_more_tokens_are_neither_better_nor_worse() -> None:
     better = model("new", {f"p{i}": [1] * 4 if i % 9 else [0] * 4 for i in range(40)}, length=300)
     worse = model("old", {f"p{i}": [0] * 4 if i % 10 else [1] * 4 for i in range(40)}, length=200)
     accuracy, tokens = compared(worse, better, measures=("pass@1", "tokens"))
     assert verdict(accuracy).startswith(f"new is better: {quantity(accuracy.measure, accuracy.gain.mean)} more (")
-    assert verdict(tokens) == "new is worse: 100 tokens more (as two trained models, not as recipes)"
+    assert verdict(tokens) == "new takes 100 tokens more (as two trained models, not as recipes)"
 
 
 def test_several_comparisons_are_corrected_together() -> None:
@@ -142,11 +143,11 @@ def test_several_comparisons_are_corrected_together() -> None:
     zero = model("zero", {f"p{i}": [0, 0] for i in range(12)})
     some = model("some", {f"p{i}": [1, 1] if i < 5 else [0, 0] for i in range(12)})
     (alone,), (of_one_problem,) = compared(zero, some), compared(model("old", {"a": [0]}), model("new", {"a": [1]}))
-    assert (of_one_problem.corrected_p, of_one_problem.shown) == (1.0, False)
+    assert (of_one_problem.corrected_p, of_one_problem.is_significant) == (1.0, False)
     assert alone.corrected_p == alone.gain.p_value == pytest.approx(0.0172, abs=1e-4)
     among, *others = compared(zero, some, *[zero] * 9)
     assert among.corrected_p == pytest.approx(10 * alone.gain.p_value)
-    assert [found.shown for found in (alone, among, *others)] == [True, *[False] * 10]
+    assert [found.is_significant for found in (alone, among, *others)] == [True, *[False] * 10]
     assert among.detectable == pytest.approx((3.497 + 0.876) * alone.gain.error, rel=1e-3)
 
 
@@ -169,7 +170,7 @@ def test_requirements() -> None:
     never = model("old", {f"p{i}": [0.0, 0.0] for i in range(30)})
     same_means, several = compared(before, turned, measures=("pass@1", "pass@2"))
     (wide,), (alike,) = (compared(a, b) for a, b in ((before, apart), (never, never)))
-    needed = [found.needed(0.01) for found in (same_means, several, wide, alike)]
+    needed = [found.needed_size(0.01) for found in (same_means, several, wide, alike)]
     assert [one is not None and (one.samples is not None, one.samples_known) for one in needed] == [
         (True, True), (False, False), (False, True), (False, False),
     ]  # fmt: skip
@@ -287,6 +288,18 @@ def test_an_evaluation_compares_its_first_model_with_the_others_of_those_that_ar
         assert fact in typed("compare", *arguments, exits=ExitCode.FATAL).stderr
 
 
+def test_status_has_the_names_of_the_models(alone: RunLayout) -> None:
+    for number in (0, 1):
+        summary = summarise_evaluation(number, "held-out", {"a": [1.0, 0.0], "b": [float(number)]})
+        summary.write(alone.evaluation_summary(number, "held-out"))
+    shown = typed("status", alone.root).output
+    assert "grpo@0 " in shown and "grpo@20 " in shown and "v1 " not in shown
+    told = json.loads(typed("status", alone.root, "--json").stdout)["evaluations"]
+    assert told["models"] == ["grpo@0", "grpo@20"]
+    alone.recipe_lock.write_text("damaged: [")
+    assert "recipe.lock.yaml" in typed("status", alone.root).output, "and the results by number"
+
+
 def test_runs_and_evaluations_are_mixed(alone: RunLayout, tmp_path: Path) -> None:
     """Models of the same name in different directories have the path that was typed before their names."""
     run, again = (evaluated_run(tmp_path / place, 20) for place in ("other", "again/grpo"))
@@ -297,4 +310,4 @@ def test_runs_and_evaluations_are_mixed(alone: RunLayout, tmp_path: Path) -> Non
         assert [(row["first"], row["second"]) for row in rows_of(*arguments)] == pairs
     opened = EvaluatedRun.open(str(alone.root))
     same = opened.recipe.model_copy(update={"models": (opened.models[0],) * 2})
-    assert EvaluatedRun(alone, same, "alone").model_names == ["grpo@0#0", "grpo@0#1"]
+    assert EvaluatedRun(alone, same, "alone").recipe.model_names == ["grpo@0#0", "grpo@0#1"]

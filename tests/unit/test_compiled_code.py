@@ -51,7 +51,7 @@ def on_node(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> On
 
 def started(code: CompiledCode, text: str = "compiled") -> bool:
     """Whether a server that starts finds code that it does not compile."""
-    with code.in_use(lambda: False):
+    with code.surround_start(lambda: False):
         found = (code.place / KERNEL).exists()
         if not found:
             compile_there(code, text)
@@ -82,7 +82,7 @@ def test_later_servers_on_other_nodes_begin_with_what_the_first_has_compiled(on_
 def test_of_servers_that_start_at_the_same_time_one_keeps_the_code(on_node: OnNode) -> None:
     """On two nodes the first that has started, on one node the last."""
     one, other = on_node("a"), on_node("b")
-    with one.in_use(lambda: False):
+    with one.surround_start(lambda: False):
         compile_there(one, "one")
         assert not started(other, "other")
         written = other.archive.read_bytes()
@@ -91,7 +91,7 @@ def test_of_servers_that_start_at_the_same_time_one_keeps_the_code(on_node: OnNo
     one.archive.unlink()
     code = on_node("d")
     with ExitStack() as running:
-        running.enter_context(code.in_use(lambda: False))
+        running.enter_context(code.surround_start(lambda: False))
         assert not started(code)
         assert not code.archive.exists(), "the other one may still write"
     assert code.archive.exists()
@@ -157,7 +157,7 @@ def test_what_cannot_be_unpacked_whole_is_not_there(on_node: OnNode, monkeypatch
 def test_code_with_which_a_server_ends_at_its_start_is_not_used_again(ended: bool, on_node: OnNode) -> None:
     started(on_node("a"))
     code = on_node("b")
-    with pytest.raises(UserError), code.in_use(lambda: ended):
+    with pytest.raises(UserError), code.surround_start(lambda: ended):
         raise UserError("the server ended, or the task was asked to leave")
     assert (code.archive.exists(), code.place.exists(), started(code)) == (not ended,) * 3
 
@@ -198,12 +198,12 @@ def test_archives_of_other_versions_and_those_beyond_the_number_are_removed(on_n
 
 def test_the_folder_is_named_by_an_absolute_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(compiled_code.VARIABLE, "~/compiled")
-    assert refusal(compiled_code.kept_by_all_runs).where == compiled_code.VARIABLE
+    assert refusal(compiled_code.shared_folder).where == compiled_code.VARIABLE
 
 
 @pytest.fixture
 def command(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    monkeypatch.setattr("mrt_hpc.inference.server_start.on_cpu", lambda: False)
+    monkeypatch.setattr("mrt_hpc.inference.server_start.is_on_cpu", lambda: False)
     monkeypatch.setattr(compiled_code, "GPUS", tmp_path / "gpus")
     has_gpu(tmp_path, "NVIDIA H100 80GB HBM3")
 

@@ -21,7 +21,7 @@ def test_recipes_and_sites_are_offered_by_their_names(tmp_path: Path, monkeypatc
     folder = tmp_path / "mrt-hpc" / "sites"
     folder.mkdir(parents=True)
     (folder / "mycluster.yaml").write_text("type: slurm\n")
-    for command in ("plan", "submit", "validate", "serve"):
+    for command in ("plan", "submit"):
         assert "mrt_online" in offered(command)
         assert "small_world/grpo" in offered(command, "small_world/")
         assert offered(command, kind="file")
@@ -35,7 +35,7 @@ def test_suites_names_of_fields_and_roles_are_offered() -> None:
         ("eval x --suite", "", "small_world"),
         ("analyze regret x --suite", "paper_6", "paper_64"),
         ("submit x --set", "training.learning", "training.learning_rate="),
-        ("validate x --set", "prover.br", "prover.branches="),
+        ("plan x --set", "prover.br", "prover.branches="),
         ("fields", "", "training.learning_rate"),
         ("logs x", "", "trainer"),
     ):

@@ -8,24 +8,26 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from basics import QUICKSTART, executable, look_first_in
+from basics import QUICKSTART, ROOT, executable, look_first_in
 from commands import refusal, typed
 from run_of import run_of
 
 import mrt_hpc
 from mrt_hpc import images
 from mrt_hpc.attempt.python_look import PythonLook
+from mrt_hpc.backends.backend import Site
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm import site as site_module
 from mrt_hpc.backends.slurm.parameters import python_command
-from mrt_hpc.backends.slurm.site import Container, SlurmSite, checksum_file
+from mrt_hpc.backends.slurm.site import Container, SlurmSite, checksum_file, require_slurm
 from mrt_hpc.cli.container import srun_command
 from mrt_hpc.images import ARGUMENTS, KINDS, ImageAsked, build_command, build_image, make_tree
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.recipe.base import require_kind
+from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.run.atomic import checksum
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.submit.submission import noticed_changes
+from mrt_hpc.submit.software import noticed_changes
 
 IMAGE = Path("/i/a.sif")
 
@@ -239,3 +241,13 @@ def test_another_image_is_noticed_once(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(mrt_hpc, "__version__", "99")
     (sentence,) = noticed_changes(begun, LocalSite())
     assert "99" in sentence
+
+
+def test_the_examples_of_the_page_are_read(tmp_path: Path) -> None:
+    shown = re.findall(r"`(container: \{.*command: .*\})`", (ROOT / "docs" / "first-day.md").read_text())
+    assert len(shown) == 3
+    for number, line in enumerate(shown):
+        (profile := tmp_path / f"{number}.yaml").write_text(f"type: slurm\nname: here\n{line}\n")
+        site = require_slurm(require_kind(load_site(profile), Site))
+        assert site.container is not None
+        assert any("/run:/run" in word for word in site.container.words("exec", "/run:/run"))

@@ -13,8 +13,8 @@ from run_of import read_events, run_of
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.analysis.spending import Accounts, Allocation, Spending, prices, spending
 from mrt_hpc.attempt.ledger import record_submission
-from mrt_hpc.backends.queued_jobs import A_DAY_S
-from mrt_hpc.backends.slurm.queue import attempts_of
+from mrt_hpc.backends.slurm.parameters import queue_name
+from mrt_hpc.backends.slurm.queue import A_DAY_S, attempts_of
 from mrt_hpc.cli.cost import hours_text
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.lock import read_lock
@@ -82,14 +82,17 @@ def of(layout: RunLayout, role: Role, accounts: Accounts | None = None) -> dict[
 
 
 @pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def commands(run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = commands_first(tmp_path / "bin", monkeypatch)
-    put_sacct(folder, SACCT)
+    put_sacct(folder, run, SACCT)
     return folder
 
 
-def put_sacct(folder: Path, text: str) -> None:
-    executable(folder / "sacct", f"cat <<'END'\n{text}END")
+def put_sacct(folder: Path, run: RunLayout, text: str, *others: str) -> None:
+    """Let sacct print lines of the run's jobs, with their names, and lines of others."""
+    jobs = {"12": TRAINER, "20": INFERENCE}
+    lines = [f"{line}|{queue_name(jobs[line[:2]], run)}" for line in text.splitlines()]
+    executable(folder / "sacct", "\n".join(["cat <<'END'", *others, *lines, "END"]))
 
 
 def cost(run: RunLayout, *options: object) -> str:
@@ -158,14 +161,17 @@ def test_an_allocation_without_events_is_lost_or_unaccounted(run: RunLayout) -> 
 
 
 def test_gpus_that_accounting_does_not_name_are_those_of_the_plan(run: RunLayout, commands: Path) -> None:
-    put_sacct(commands, SACCT.replace("gres/gpu:a100=2,gres/gpu=2,", "").replace("gres/gpu=1,", ""))
+    put_sacct(commands, run, SACCT.replace("gres/gpu:a100=2,gres/gpu=2,", "").replace("gres/gpu=1,", ""))
     found = json.loads(cost(run, "--json"))
     assert found["gpu_hours"] == pytest.approx(WHOLE)
     assert any("AccountingStorageTRES" in note for note in found["notes"])
 
 
-def test_a_job_of_the_same_id_before_the_submission_is_of_another_run(run: RunLayout, commands: Path) -> None:
-    put_sacct(commands, f"12|COMPLETED|1|1|2|500|4|cpu=4,gres/gpu=1\n{SACCT}")
+def test_a_job_of_the_same_id_is_of_another_run(run: RunLayout, commands: Path) -> None:
+    """One of long ago by its time, one of a controller that began to count again by its name."""
+    row = "12|COMPLETED|{0}|{0}|{0}|500|4|cpu=4,gres/gpu=1|{1}"
+    others = row.format(1, queue_name(TRAINER, run)), row.format(int(A_DAY_S) + 900, "thesis")
+    put_sacct(commands, run, SACCT, *others)
     for entry in run.jobs.glob("queued-*.json"):
         entry.write_text(json.dumps({**json.loads(entry.read_text()), "time": A_DAY_S + 900.0}))
     assert json.loads(cost(run, "--json"))["gpu_hours"] == pytest.approx(WHOLE)
@@ -191,14 +197,18 @@ def test_less_than_an_hour_is_printed_in_minutes() -> None:
 
 
 def test_one_line_of_sacct() -> None:
-    assert attempts_of("20_1|CANCELLED by 1000|900|900|Unknown|0|0|\n7_[2-9]|PENDING|900|Unknown|Unknown|0|0|") == []
-    (kinds,) = attempts_of("7|RUNNING|900|Unknown|1000|60|8|cpu=8,gres/gpu:a100=1,gres/gpu:2080ti=2,gres/gpumem=80G")
+    assert (
+        attempts_of("20_1|CANCELLED by 1000|900|900|Unknown|0|0||a\n7_[2-9]|PENDING|900|Unknown|Unknown|0|0||a") == []
+    )
+    resources = "cpu=8,gres/gpu:a100=1,gres/gpu:2080ti=2,gres/gpumem=80G"
+    ((kinds, marks),) = attempts_of(f"7|RUNNING|900|Unknown|1000|60|8|{resources}|a|b")
+    assert (marks.name, marks.submitted) == ("a|b", 900.0)
     assert (kinds.gpus, kinds.cpus, kinds.queued_s) == (3, 8, 100.0)
 
 
 def test_numbers_of_sacct_that_are_none_are_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
     for start, elapsed in (("1000", "-3500"), ("1000", "00:10:00"), ("1000", "INVALID"), ("9" * 40, "60")):
-        assert attempts_of(f"7|COMPLETED|900|900|{start}|{elapsed}|4|cpu=4") == []
+        assert attempts_of(f"7|COMPLETED|900|900|{start}|{elapsed}|4|cpu=4|a") == []
         assert elapsed in capsys.readouterr().err
 
 

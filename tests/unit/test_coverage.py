@@ -2,7 +2,7 @@
 
 Each interval is tried 400 times. If its coverage is from 93 to 97 %, then from 352 to 398 of the trials hold the truth
 but in 2 of 10,000 such tests, and with a coverage of 85 % in 5 of 100; the seeds are fixed.
-`tests/benchmarks/bench_coverage.py` tries more.
+`benchmarks/bench_coverage.py` tries more.
 """
 
 import pytest

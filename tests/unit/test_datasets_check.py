@@ -148,6 +148,19 @@ def test_answers_that_a_verifier_cannot_read() -> None:
     assert {3} <= lines <= {3, 5}
 
 
+def test_answers_that_no_answer_reaches_and_pictures_that_problems_lack() -> None:
+    answers = [r"\textbf{(B)}\ 12", r"\textbf{(C)}\ D", "3,5", "x+1", "1{,}75", "2, 3", r"I(0)e^{-t}"]
+    rows = [(f"p{number}", f"problem {number}", answer) for number, answer in enumerate(answers)]
+    rows += [("q", "<image>What is it?", "1"), ("r", "Find x in ![](https://a.b/c.png)", "1"), ("s", "3 < 4 > 1?", "2")]
+    path = written("a.jsonl", *rows)
+    report = checked(path, verifier="math")
+    assert places(report, FindingKind.DOUBTFUL_ANSWER) == [[("a.jsonl", 2)], [("a.jsonl", 3)]]
+    assert places(report, FindingKind.MISSING_PICTURE) == [[("a.jsonl", 8)], [("a.jsonl", 9)]]
+    assert len(report.findings) == 4
+    shown = typed("data", "check", "a.jsonl", exits=ExitCode.FATAL).output
+    assert "doubtful answers: a.jsonl: 2 of 10 problems, 20.0%" in shown and "a decimal is 3.5" in shown
+
+
 def test_repeats_with_several_gold_answers_differ_where_one_lacks_a_gold_answer() -> None:
     cases: list[tuple[str | list[str], str | list[str], str]] = [
         (["1", "2"], ["1", " 2 "], ""), (["2", "1"], ["1", "2"], ""), (["1", "2"], "1", "'1 or 2', '1'"),
@@ -216,5 +229,5 @@ def test_findings_end_with_status_2_and_are_counted_and_listed_or_whole_as_json(
 def test_what_a_file_holds_is_printed_as_text() -> None:
     path = written("a.jsonl", ("[red]\x1b[2J", "x", "1"), ("[red]\x1b[2J", "y", "1"))
     shown = printed(path)
-    assert (r"line 1 ([red]\x1b[2J)" in shown, "\x1b" in shown) == (True, False)
+    assert ("line 1 ([red]␛[2J)" in shown, "\x1b" in shown) == (True, False)
     assert json.loads(printed(path, "--json"))["findings"][0]["kind"] == "repeated_id"

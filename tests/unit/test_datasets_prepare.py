@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from commands import in_a_process, refusal, typed
 from data_files import json_lines, parquet
-from hub_server import COMMIT, Repository, serving
+from hub_server import COMMIT, Faults, Repository, serving
 
 import mrt_hpc
 from mrt_hpc.datasets.columns import Asked, BadRowError, Columns, find_columns, gold_answer, problem_text
@@ -282,15 +282,15 @@ LABEL = {"problem": "q?", "label": "1"}
 @pytest.mark.parametrize(
     ("rows", "options", "advised"),
     [
-        (SVAMP, "", ["--problem Body+Question", "--ignore 'Body'"]),
+        (SVAMP, "", ["--problem Body+Question", "--ignore Body"]),
         ([MMLU], "", ["--choices choices"]),
         ([AQUA], "--answer correct", ["--choices options"]),
-        (OLYMPIAD, "", ["['error', 'unit']", "--ignore 'unit'"]),
+        (OLYMPIAD, "", ["['error', 'unit']", "--ignore unit"]),
         ([{**OLYMPIAD[1], "context": "A map."}], "", ["--problem context+question"]),
         (OLYMPIAD, "--ignore units", ["--ignore unit"]),
-        ([CHOSEN | {"A": "1", "B": "2"}], "", ["--ignore 'A'"]),
-        ([CHOSEN | {"A": 1, "B": 2}], "", ["--ignore 'A'"]),
-        ([CHOSEN | {"tolerance": 0.01}], "", ["--ignore 'tolerance'"]),
+        ([CHOSEN | {"A": "1", "B": "2"}], "", ["--ignore A"]),
+        ([CHOSEN | {"A": 1, "B": 2}], "", ["--ignore A"]),
+        ([CHOSEN | {"tolerance": 0.01}], "", ["--ignore tolerance"]),
         ([LABEL], "--answer lable", ["--answer label"]),
         ([LABEL], "--answer label --problem text", ["--problem COLUMN"]),
         ([BAD[0], BAD[2]], "", ["line 2", "--new-ids"]),
@@ -432,6 +432,9 @@ SHARDS = {
 }
 
 
+LYING = Faults(tag="../../../outside")
+
+
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The variables of a hub with all data sets, and of its cache."""
@@ -455,6 +458,14 @@ def test_what_the_hub_does_not_have_or_does_not_answer(hub: dict[str, str]) -> N
     away = {**hub, "HF_ENDPOINT": "http://127.0.0.1:9"}
     shown = on_hub(away, "prepare", "hub:lab/sums", "mine.jsonl", code=ExitCode.RETRYABLE)
     assert "hf download --repo-type dataset lab/sums" in shown
+
+
+def test_no_answer_of_a_hub_about_a_data_set_is_a_path(hub: dict[str, str], tmp_path: Path) -> None:
+    for lying in (Repository("lab/sums", SHARDS, commit="../../x"), Repository("lab/sums", SHARDS, faults=LYING)):
+        for endpoint in serving(lying):
+            own = {**hub, "HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(tmp_path), "HF_HOME": str(tmp_path)}
+            said = on_hub(own, "prepare", "hub:lab/sums@main/test", "mine.jsonl", code=ExitCode.FATAL)
+            assert "the hub answers with" in said, said
 
 
 def test_a_data_set_of_the_hub_is_prepared_and_fetched_by_its_own_name(hub: dict[str, str]) -> None:

@@ -2,21 +2,27 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from basics import QUICKSTART, executable, look_first_in
 from commands import refusal, typed
+from other_users import ANOTHER, shared_folder
 from run_of import run_of
 
 from mrt_hpc.attempt.ledger import record_site, remember_site
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.sites import VARIABLE, chosen_site, find_site
+from mrt_hpc.backends.slurm.arrays import ArrayExecutor
 from mrt_hpc.backends.slurm.commands import controller_here
 from mrt_hpc.backends.slurm.site import SlurmSite
+from mrt_hpc.plan.jobs import read_plan
+from mrt_hpc.run.access import CLOSED_TO_OTHERS, open_to_group
 from mrt_hpc.run.layout import RunLayout
 
+ON_GPUS = ("--set", "resources.inference.gpus=1", "--set", "resources.evaluation.gpus=1")
 UP = "echo 'Slurmctld(primary) at login1 is UP'"
 
 
@@ -44,6 +50,12 @@ class User:
         return layout
 
 
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    with shared_folder() as path:
+        yield path
+
+
 @pytest.fixture(autouse=True)
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
     user = User(tmp_path)
@@ -53,7 +65,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
         (user.home / "sites" / f"{name}.yaml").write_text(f"type: slurm\nname: {name}\naccount: mine\n")
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
     look_first_in(tmp_path / "bin", monkeypatch)
     user.scontrol("exit 1")
     return user
@@ -93,6 +105,66 @@ def test_a_run_takes_its_profile_as_it_is_now(user: User) -> None:
     site = chosen_site(None, layout).site
     assert isinstance(site, SlurmSite)
     assert site.account == "mine", "as it was recorded"
+
+
+ADDED = "setup: ['id > ~/read']"
+
+
+def test_a_profile_of_another_user_is_taken_as_it_was_when_its_path_was_typed(user: User, shared: Path) -> None:
+    profile = shared / "theirs.yaml"
+    profile.write_text("type: slurm\nname: theirs\n")
+    if os.geteuid() == 0:
+        os.chown(profile, ANOTHER, ANOTHER)
+    else:
+        profile.chmod(0o666)
+    layout = user.run(str(profile))
+    assert chosen_site(None, layout).site.name == "theirs"
+    with profile.open("a") as stream:
+        stream.write(f"{ADDED}\n")
+    refused = refusal(chosen_site, None, layout)
+    assert f"+{ADDED}" in str(refused.value) and f"--site {profile}" in str(refused.advice)
+    accepted = chosen_site(str(profile), layout).site
+    remember_site(layout, accepted)
+    assert chosen_site(None, layout).site == accepted
+    profile.unlink()
+    assert chosen_site(None, layout).site.name == "theirs", "as it was recorded"
+
+
+@pytest.mark.parametrize("named_by", ["settings", "variable"])
+def test_a_default_that_another_user_can_change_is_not_taken_unasked(
+    user: User, shared: Path, monkeypatch: pytest.MonkeyPatch, named_by: str
+) -> None:
+    profile = shared / "theirs.yaml"
+    profile.write_text("type: slurm\nname: theirs\n")
+    if named_by == "settings":
+        user.settings(f"site: {profile}\n")
+    else:
+        monkeypatch.setenv(VARIABLE, str(profile))
+    assert find_site(None).name == "theirs"
+    profile.chmod(0o666)
+    assert f"chmod go-w {profile}" in str(refusal(find_site, None).advice)
+    assert find_site(str(profile)).name == "theirs", "its path is typed"
+
+
+def test_secrets_of_a_profile_stand_in_no_file_that_the_group_reads(user: User) -> None:
+    token = "hf_secret"
+    profile = user.home / "sites" / "one.yaml"
+    profile.write_text(f"type: slurm\nname: one\ngroup_access: true\nenvironment: {{HF_TOKEN: {token}, A: plain}}\n")
+    layout = user.run(None)
+    open_to_group(layout.root)
+    before = os.umask(CLOSED_TO_OTHERS)
+    try:
+        layout = user.run("one")
+        (job, *_), site = read_plan(layout.plan).jobs, find_site("one")
+        assert isinstance(site, SlurmSite)
+        executable(user.root / "bin" / "sbatch", "echo 12")
+        ArrayExecutor(job, site, layout, waited_for=False).submit_call(print, {}, print)
+    finally:
+        os.umask(before)
+    holding = [path for path in layout.root.rglob("*") if path.is_file() and token in path.read_text(errors="replace")]
+    assert len(holding) == 3 and not any(path.stat().st_mode & 0o077 for path in holding)
+    shown = typed("plan", QUICKSTART, "--site", "one", "--sbatch", *ON_GPUS).output
+    assert token not in shown and "export A=plain" in shown and "export HF_TOKEN=..." in shown
 
 
 def test_a_default_is_no_file_of_the_working_directory(user: User) -> None:
@@ -141,7 +213,7 @@ def test_settings_that_another_user_can_change_are_not_read(
 
 def test_nothing_works_on_a_login_node_unasked(user: User) -> None:
     user.scontrol(UP)
-    layout = user.run("local")
+    layout = user.run(None)
     layout.weights_version(0).mkdir(parents=True)
     run, before = layout.root, [*Path().rglob("*"), *layout.root.rglob("*")]
     for words in (
@@ -149,9 +221,8 @@ def test_nothing_works_on_a_login_node_unasked(user: User) -> None:
         ("submit", QUICKSTART, "--run", "new"),
         ("eval", f"{run}@0", "--suite", "small_world"),
         ("analyze", "regret", f"{run}@0", "--suite", "small_world_modes", "--benchmark", "direct"),
-        ("serve", QUICKSTART),
         ("regrade", run),
-        ("extend", run, "--iterations", "500"),
+        ("submit", run, "--set", "schedule.iterations=500"),
     ):
         refused = typed(*words, exits=2).stderr
         assert all(word in refused for word in ("mrt-hpc init", "--site local", "login1")), words
@@ -161,11 +232,11 @@ def test_nothing_works_on_a_login_node_unasked(user: User) -> None:
 
 
 def test_what_works_here_is_not_sent_to_a_site(user: User) -> None:
-    for words in (("serve", QUICKSTART), ("regrade", user.run(None).root)):
-        for settings, named in (("one", ()), ("local", ("--site", "one"))):
-            user.settings(f"site: {settings}\n")
-            refused = typed(*words, *named, exits=2).stderr
-            assert all(word in refused for word in ("srun", "--site local")), (words, named)
+    words = ("regrade", user.run(None).root)
+    for settings, named in (("one", ()), ("local", ("--site", "one"))):
+        user.settings(f"site: {settings}\n")
+        refused = typed(*words, *named, exits=2).stderr
+        assert all(word in refused for word in ("srun", "--site local")), named
 
 
 def test_a_controller_is_one_that_answers_or_takes_long(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,10 +262,12 @@ def test_this_machine_works_on_request(user: User, monkeypatch: pytest.MonkeyPat
         chosen = chosen_site(named, layout)
         return chosen.refusal() is None and chosen.site == LocalSite()
 
-    assert (works("local"), works()) == (True, False)
-    for variable in (VARIABLE, "SLURM_JOB_ID"):
+    assert (works("local"), works()) == (True, before == "local"), "the record of a run names its site"
+    for variable, has_named in ((VARIABLE, True), ("SLURMD_NODENAME", True), ("SLURM_JOB_ID", before == "local")):
         with monkeypatch.context() as patch:
             patch.setenv(variable, "local")
-            assert works()
+            assert works() == has_named, "the shell of salloc runs on the login node"
     user.settings("site: local\n")
     assert works()
+    user.settings("site: one\n")
+    assert works() == (before == "local")

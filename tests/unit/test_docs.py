@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import gzip
 import re
 import shutil
 import subprocess
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 from basics import ROOT
 from commands import typed
-from data_files import parquet
 from documents import DOCS, PAGES, README, Command, anchors, blocks, commands, links, options_of, resolved, spans
 from run_of import run_of
 from samples import rollout, sampled
@@ -21,16 +19,12 @@ from samples import rollout, sampled
 from mrt_hpc.cli.fields import recipe_fields, reference_pages, site_fields
 from mrt_hpc.recipe.find import SUITES, find
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.run.family import Axis
 from mrt_hpc.run.groups import PARTS, commit_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
 
 EVERY_COMMAND = [command for page in PAGES for command in commands(page)]
-REHEARSED = {name: name for name in ("plan", "validate", "fields", "recipes", "data")} | {"submit": "plan"}
-"""The commands that are run, each as this one: ``plan`` checks all that ``submit`` would submit."""
 GUIDES = [*DOCS, README]
-RUN_PAGES = [*GUIDES, ROOT / "recipes" / "README.md"]
 NAMED = re.compile(r"^# (\w+\.yaml)\n")
 """The first line of a block that is a file of this name."""
 FILE = re.compile(r"^(?:mrt_hpc|tests|slurm|env|containers|recipes|docs)(?:/[\w.-]+)+/?$")
@@ -49,70 +43,11 @@ def test_every_command_has_help_and_every_suite_is_there() -> None:
     assert all(find(SUITES, name).is_file() for name in suites - {"NAME"})
 
 
-@pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the files that the pages take for granted, and the profile of a cluster."""
-    profiles = tmp_path / "config" / "mrt-hpc" / "sites"
-    profiles.mkdir(parents=True)
-    shutil.copy(ROOT / "slurm" / "sites" / "example.yaml", profiles / "mycluster.yaml")
-    (profiles.parent / "settings.yaml").write_text("site: mycluster\n")
-    work = tmp_path / "work"
-    (work / "data").mkdir(parents=True)
-    quiz = b'{"question": "1 + 5?", "options": ["A)6", "B)7"], "rationale": "Add.", "correct": "A"}\n'
-    for name, content in {
-        "rows.jsonl": b'{"question": "What is 1 + 1?", "answer": "2"}\n',
-        "rows.parquet": parquet([{"question": "What is 1 + 2?", "answer": "3"}]),
-        "rows.json": b'[{"text": "What is 1 + 3?", "label": "4"}]',
-        "svamp.json": b'[{"Body": "Ann has 5 bags.", "Question": "How many are there?", "Answer": 5}]',
-        "quiz.jsonl.gz": gzip.compress(quiz),
-        "data/math500.jsonl": b'{"id": "m-0", "problem": "What is 1 + 4?", "answer": "5"}\n',
-    }.items():
-        (work / name).write_bytes(content)
-    for example in (ROOT / "tests" / "examples").glob("*.py"):
-        shutil.copy(example, work)
-    monkeypatch.chdir(work)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm to ask
-    return work
-
-
-def rehearsed(page: Path) -> list[Command]:
-    asked = [command for command in commands(page, of_text=False) if command.words[0] in REHEARSED]
-    without_run = [command for command in asked if not any(word.startswith("runs/") for word in command.words[1:2])]
-    return [c for c in without_run if "--markdown" not in c.words and not asks_the_hub(c.words)]
-
-
-def asks_the_hub(words: tuple[str, ...]) -> bool:
-    fetches = words[:2] == ("data", "fetch") and "--list" not in words
-    return fetches or (words[0] == "data" and any(word.startswith("hub:") for word in words))
-
-
-def of_one_run(words: tuple[str, ...]) -> list[str]:
-    whole = list(words)
-    for place in [number for number, word in enumerate(words) if word == "--sweep"]:
-        axis = Axis.of(words[place + 1])
-        whole[place : place + 2] = ["--set", f"{axis.field}={axis.values[-1]}"]
-    return whole
-
-
-@pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.name)
-def test_commands_of_the_pages_run(page: Path, workplace: Path) -> None:
-    """On the recipes that stand beside them, in their order."""
-    for language, text in blocks(page):
-        if language == "yaml" and (name := NAMED.match(text)):
-            (workplace / name[1]).write_text(text)
-    for command in rehearsed(page):
-        if (copied := command.words[-1]).startswith("example:"):
-            (workplace / f"{copied.partition(':')[2]}.py").unlink()
-        typed(REHEARSED[command.words[0]], *of_one_run(command.words[1:]))
-
-
 def test_readme_is_a_tour_and_leads_to_every_page() -> None:
     assert len(README.read_text().splitlines()) <= 200, "README is a tour of ten minutes; docs/ has the rest"
     for page, folder in ((README, ROOT), (ROOT / "docs" / "index.md", ROOT / "docs")):
         named = {(folder / link.partition("#")[0]).resolve() for link in links(page)}
         assert [other.name for other in DOCS if other.name != "index.md" and other not in named] == []
-    assert sum(len(rehearsed(page)) for page in RUN_PAGES) >= 20
     example = (ROOT / "tests" / "examples" / "my_method.py").read_text().splitlines()
     (shown,) = [text.splitlines() for language, text in blocks(README) if language == "python"]
     assert [line for line in shown if line not in example] == [], "the algorithm of README is the example"
@@ -228,7 +163,7 @@ def section(heading: str) -> dict[str, str]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a user writes a recipe; the examples lie beside it under their own names."""
-    for example in ("my_method.py", "my_mode.py", "my_verifier.py", "my_queue.py"):
+    for example in ("my_method.py", "my_mode.py", "my_verifier.py", "my_service.py", "my_queue.py"):
         shutil.copy(ROOT / "tests" / "examples" / example, tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -239,7 +174,10 @@ def made(folder: Path, text: str, name: str = "run") -> RunLayout:
     return run_of(folder / name, recipe=load_recipe(folder / "my_recipe.yaml"))
 
 
-ADDED = ("algorithm", "prover", "verifier", "verifier that is a function", "benchmark", "way of evaluating")
+ADDED = (
+    "algorithm", "prover", "verifier", "verifier that is a function", "verifier that asks a service", "benchmark",
+    "way of evaluating",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("what", ADDED)

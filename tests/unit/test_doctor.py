@@ -12,20 +12,21 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from basics import QUICKSTART, ROOT, executable, resources
-from commands import typed
+from commands import commands_first, typed
 from slurm_texts import USER, RecordedSlurm
 
 import mrt_hpc
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm import survey
 from mrt_hpc.backends.slurm.arrays import ArrayExecutor
-from mrt_hpc.backends.slurm.site import SlurmSite, required
+from mrt_hpc.backends.slurm.site import SlurmSite, require_slurm
 from mrt_hpc.cli.container import srun_command
 from mrt_hpc.cluster import filesystems
-from mrt_hpc.cluster.doctor import local_checks, node_half
+from mrt_hpc.cluster.doctor import node_half, place_checks
 from mrt_hpc.cluster.doctor.checks import CheckResult, CheckVerdict
 from mrt_hpc.cluster.doctor.diagnosis import can_start, diagnose
 from mrt_hpc.cluster.doctor.node_half import NodeFacts, NodeOrder
@@ -129,13 +130,33 @@ def limit_of(which: int, real: Any = resource.getrlimit) -> tuple[int, int]:
     return (1800, 1800) if which == resource.RLIMIT_CPU else real(which)
 
 
+def has_sbatch(refusal: str) -> Plant:
+    script = f"echo 'sbatch: error: {refusal}' >&2; exit {int(bool(refusal))}"
+    return lambda patch, folder: executable(commands_first(folder / "commands", patch) / "sbatch", script)
+
+
+def has_package(name: str) -> Plant:
+    def plant(patch: pytest.MonkeyPatch, folder: Path) -> None:
+        (folder / "modules" / name).mkdir(parents=True)
+        (folder / "modules" / name / "__init__.py").touch()
+        patch.setenv("PYTHONPATH", str(folder / "modules"))
+
+    return plant
+
+
 LOCAL: Mapping[str, object] = {"type": "local"}  # in place of changes of the profile: this machine
-FAILS, DOUBT = CheckVerdict.FAILS, CheckVerdict.DOUBTFUL
+FAILS, DOUBT, NOT_KNOWN = CheckVerdict.FAILS, CheckVerdict.DOUBTFUL, CheckVerdict.NOT_CHECKED
 PLAIN = RecordedSlurm("plain")
 FULL = Quota(10**10, 10**10 + 10**9, 5, None, "lfs quota -u me /scratch")
 ARRAYS_OF_10 = {"max_array_size": 10}
 SMALL_LIMITS = {**ARRAYS_OF_10, "max_submit_jobs": 60}
 SUSPEND, NORMAL = ("PreemptMode=REQUEUE", "PreemptMode=SUSPEND"), ("lowly,normal,urgent", "normal")
+WHOLE = ("OverSubscribe=NO", "OverSubscribe=EXCLUSIVE")
+FEW_TASKS = "max_array_tasks=9,bf_interval=2"
+GPUS_4, GPUS_3 = "cluster|||cpu=1000,gres/gpu=4,mem=10G", "cluster|||gres/gpu=3"
+OTHER_MACHINE = {"slurm": says(architectures=("Arch=x86_64", "Arch=aarch64"))}
+COLOCATED = ("schedule.coupling=colocated", "resources.inference.tasks=1", "resources.inference.gpus=4")
+ALONE = " ".join(f"--set {option}" for option in COLOCATED)
 MISSPELT = {"partitions": {"cpu": "cpuu"}}
 BARE_PYTHON = {"python": "/usr/bin/python3", "environment": {"PYTHONPATH": ""}}
 NO_APPTAINER = {"image": str(QUICKSTART), "executable": "no-such-apptainer"}
@@ -146,6 +167,10 @@ NO_CUDA = dict(
     driver=None, devices=[], visible="0", container=None, torch_cuda="13.0", problem="no libcuda.so.1",
     driver_cuda=None, capabilities=[],
 )  # fmt: skip
+NODES = ("resources.trainer.ranks_per_node=2",)
+LOOPS = "its own name n1 resolves to 127.0.1.1"
+WORKS = dict(problem=None, driver="580.1", driver_cuda=[13, 0], capabilities=[[8, 0]])
+ONE_PROCESS = {**NO_CUDA, **WORKS, "modes": [3]}
 OLD_DRIVER = {**NO_CUDA, "driver": "535.1", "problem": None, "driver_cuda": [12, 2], "capabilities": [[8, 0]]}
 
 FAULTS = {
@@ -154,6 +179,12 @@ FAULTS = {
     "controller down": Fault("Slurm", "scontrol ping", slurm=RecordedSlurm(refusing={"scontrol": "timed out"})),
     "Slurm too old": Fault("Slurm", "", slurm=says(version=("22.05.8", "19.05.2"))),
     "MaxArraySize": Fault("array size", "set max_array_size: 10", slurm=PLAIN),
+    "max_array_tasks": Fault("array size", "set max_array_size: 9", slurm=says(config=("bf_interval=2", FEW_TASKS))),
+    "MaxJobsPU": doubtful("jobs at once", "coupling=colocated", slurm=says(qos=("cluster|||", "cluster||1|"))),
+    "MaxTRESPU": doubtful("jobs at once", ALONE, recipe=REFERENCE, slurm=says(qos=("cluster|||", GPUS_4))),
+    "MaxTRESPU of one job": Fault(
+        "jobs at once", "lower resources.trainer", recipe=REFERENCE, slurm=says(qos=("cluster|||", GPUS_3))
+    ),
     "MaxJobCount": Fault("queued jobs", "max_submit_jobs: 60", slurm=PLAIN, site=ARRAYS_OF_10, overrides=SEGMENTS),
     "MaxSubmitJobs": Fault("queued jobs", "max_submit_jobs: 3", slurm=says(associations=("urgent|||", "urgent||3|"))),
     "MaxSubmitPU": Fault("queued jobs", "max_submit_jobs: 4", slurm=says(qos=("normal|||", "normal||4|"))),
@@ -167,6 +198,9 @@ FAULTS = {
     "partition down": doubtful("partition", "", slurm=says(partitions=("State=UP", "State=DOWN"))),
     "AllowGroups": Fault("partition", "", slurm=says(partitions=("AllowGroups=ALL", "AllowGroups=staff"))),
     "not the user's account": Fault("account", "set account to one of lab", site={"account": "labb"}),
+    "not the user's account for GPUs": Fault(
+        "account of gpu jobs", "one of lab", recipe=REFERENCE, site={"account": {"cpu": "lab", "gpu": "h100"}}
+    ),
     "no association": Fault("account", "", slurm=says(associations=("lab||lowly,normal,urgent|||", ""))),
     "no such QOS": Fault("QOS", "set qos to one of lowly, normal, urgent", site={"qos": "fast"}),
     "no QOS of the account": Fault("QOS", "to one of normal", site={"qos": "urgent"}, slurm=says(associations=NORMAL)),
@@ -174,8 +208,11 @@ FAULTS = {
     "no GPU": of_gpus("set partitions.gpu", "(null)"),
     "parts of GPUs beside whole ones": of_gpus("set gpu_type to a100", "gpu:a100:8,gpu:1g.10gb:8"),
     "only parts of GPUs": of_gpus("set partitions.gpu", "gpu:1g.10gb:56"),
+    "uncounted whole nodes": doubtful("whole nodes", "node_gpus: 2", recipe=REFERENCE, slurm=says(partitions=WHOLE)),
+    "nodes that jobs share": doubtful("whole nodes", "node_gpus: null", recipe=REFERENCE, site={"node_gpus": 8}),
     "small nodes": Fault("node size", "lower resources.trainer", recipe=REFERENCE),
-    "unknown sbatch option": doubtful("sbatch options", "`sbatch`", site={"sbatch": {"constrain": "x"}}),
+    "a request that Slurm refuses": Fault("sbatch", "what is named", plant=has_sbatch("Invalid account")),
+    "a cluster that does not test": Fault("sbatch", "asks again", NOT_KNOWN, plant=has_sbatch("timed out in DOWN")),
     "plan beyond the profile": Fault("plan", "time_limit_minutes=10", site={"max_time_minutes": 10}),
     # model and data
     "no model": Fault("model", "mrt-hpc model fetch", recipe=REFERENCE, overrides=("model.path=/none",)),
@@ -191,10 +228,16 @@ FAULTS = {
     "few inodes": Fault("files", "", plant=has_free(10**12, 1000, 100)),
     "others may write": Fault("run directory", "chmod go-w", plant=has_folder(0o777)),
     "no run directory": Fault("run directory", "--run", plant=has_folder(0o700, "thesis.tex")),
-    "the file server's clock": doubtful("file server's clock", "", plant=sets(local_checks.time, "time", late_time)),
+    "the file server's clock": doubtful("file server's clock", "", plant=sets(place_checks.time, "time", late_time)),
     # this machine
     "no such Python": Fault("Python", "set python", site={"python": "/none/bin/python"}),
     "a Python without mrt-hpc": Fault("Python", "env/setup", site=BARE_PYTHON),
+    "nodes of another architecture": Fault("Python", "set python", **OTHER_MACHINE),
+    "a Python of another architecture": Fault(
+        "Python", "--on-node", NOT_KNOWN, site={"python": "/shared/bin/python"}, **OTHER_MACHINE
+    ),
+    "a failing line of setup": doubtful("Python (setup)", "correct setup", site={"setup": ["module load nosuch/1.0"]}),
+    "a package of PYTHONPATH": doubtful("Python (scipy)", "unset PYTHONPATH", plant=has_package("scipy")),
     "no such image": Fault("container", "mrt-hpc container build", site={"container": {"image": "/none.sif"}}),
     "no Apptainer": doubtful("container", "--on-node", site={"container": NO_APPTAINER}),
     "a long scratch path": doubtful("scratch", "scratch", site={"scratch": "/s/" + "long/" * 21 + "$SLURM_JOB_ID"}),
@@ -205,6 +248,9 @@ FAULTS = {
     "a refused job": Fault("node of cpu", "site profile", facts={}, answer={"facts": None, "problem": "refused"}),
     "a waiting job": Fault("node of cpu", "--wait", CheckVerdict.NOT_CHECKED, facts={}, answer=WAITS),
     "another version": on_node("versions", "", version="0.0.1"),
+    "a line of setup that fails there": doubtful(
+        "node of cpu: setup", "correct setup", facts={}, answer={"setup_problem": "the setup line failed"}
+    ),
     "files that do not come back": on_node("visibility", "lookupcache", trips_s=()),
     "late files": on_node("visibility", "heartbeat_limit_s=210", trips_s=(70.0, 1.0, 1.0)),
     "slow files": on_node("visibility", "--run", DOUBT, trips_s=(30.0, 1.0, 1.0)),
@@ -220,6 +266,8 @@ FAULTS = {
     "a limit of memory": on_node("limits", "ulimit -v", limits={**FACTS.limits, "as": (2**30, 2**30)}),
     "a node without GPU": on_node("GPUs", "partitions.gpu", gpu_view=NO_CUDA),
     "an old driver": on_node("GPUs", "newer driver", gpu_view=OLD_DRIVER),
+    "a GPU for one process": on_gpu_node("GPUs", "coupling=concurrent", FAILS, *COLOCATED, gpu_view=ONE_PROCESS),
+    "names that lead to the node itself": on_gpu_node("names", "getent hosts", DOUBT, *NODES, name_problem=LOOPS),
     "little locked memory": on_gpu_node("limits", "", DOUBT, limits={**FACTS.limits, "memlock": (2**26, 2**26)}),
     "no room for deltas": on_gpu_node("scratch", "18.4 GiB", FAILS, *DELTAS, temporary_free_bytes=5 * 10**9),
     "little room for deltas": on_gpu_node("scratch", "every=1", DOUBT, *DELTAS, temporary_free_bytes=15 * 10**9),
@@ -253,11 +301,22 @@ def test_a_fault_is_found_with_its_remedy(name: str, monkeypatch: pytest.MonkeyP
     assert can_start(findings) is (CheckVerdict.FAILS not in {one.verdict for one in findings})
 
 
-def test_a_good_cluster_has_no_fault(tmp_path: Path) -> None:
-    findings = diagnose(situation(Fault("", "", facts={}), tmp_path / "run"))
+def test_a_node_says_where_its_own_name_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = OSError("unknown")
+    for answer, said in (("127.0.1.1", "resolves to 127.0.1.1"), ("10.0.0.7", ""), (away, "does not resolve")):
+        monkeypatch.setattr(node_half.socket, "gethostbyname", Mock(side_effect=[answer]))
+        problem = node_half.name_problem()
+        assert said in problem and bool(problem) is bool(said)
+
+
+def test_a_good_cluster_has_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_sbatch("")(monkeypatch, tmp_path)
+    place = tmp_path / "place"
+    place.mkdir()
+    findings = diagnose(situation(Fault("", "", facts={}), place / "run"))
     assert [one for one in bad(findings) if one.check != "limits"] == []
-    assert list(tmp_path.iterdir()) == [], "what was tried is removed"
-    findings = diagnose(situation(Fault("", "", slurm=PLAIN, site=SMALL_LIMITS), tmp_path / "run"))
+    assert list(place.iterdir()) == [], "what was tried is removed"
+    findings = diagnose(situation(Fault("", "", slurm=PLAIN, site=SMALL_LIMITS), place / "run"))
     assert can_start(findings), "without accounting and requeue"
     evidence = {one.check: one.evidence for one in findings}
     for check, value in (("accounting", "sacct"), ("requeue", "JobRequeue = 0"), ("account", "lab")):
@@ -270,6 +329,7 @@ def test_the_command_ends_with_its_verdict(monkeypatch: pytest.MonkeyPatch, tmp_
     profile = tmp_path / "lab.yaml"
     profile.write_text(json.dumps({"type": "slurm", **PROFILE}))
     words = ["doctor", "--site", profile, "--recipe", "quickstart", "--run", tmp_path / "run"]
+    has_sbatch("")(monkeypatch, tmp_path)
     lines, every = (typed(*words, *more).output.splitlines() for more in ((), ("--all",)))
     assert lines[-1].endswith("--on-node")
     assert not [line for line in lines if line.startswith("ok:")]
@@ -303,7 +363,7 @@ def test_an_option_of_the_profile_may_be_a_flag(tmp_path: Path) -> None:
     flags = {"true": ["--exclusive"], "user": ["--exclusive=user"], "7": ["--exclusive=7"], "false": [], "null": []}
     for value, options in flags.items():
         (tmp_path / "site.yaml").write_text(f"type: slurm\nname: here\nsbatch: {{exclusive: {value}}}\n")
-        site = required(load_site(tmp_path / "site.yaml"))
+        site = require_slurm(load_site(tmp_path / "site.yaml"))
         of_a_run = ArrayExecutor(job, site, layout, waited_for=False).text({})
         for words in (of_a_run.split(), script(job, site, layout).split(), srun_command(site, ())):
             assert [word for word in words if word.startswith("--exclusive")] == options

@@ -2,21 +2,23 @@
 
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from basics import RECIPES
+from basics import RECIPES, ROOT
 from commands import refusal, typed
 from pydantic import ValidationError
 from run_of import run_of
+from small_weights import publish_models
 
 from mrt_hpc.analysis.named_models import named_models
 from mrt_hpc.attempt.entry import load_task
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.backends.slurm.parameters import folders_read
+from mrt_hpc.backends.slurm.plain_paths import folders_read
 from mrt_hpc.cli.plan import awaited_models, missing_inputs
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import UserError
@@ -32,7 +34,6 @@ from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.layout import RunLayout, split_at
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import publish
-from mrt_hpc.submit import create
 from mrt_hpc.submit.create import create_or_open
 
 SILENT = "benchmarks: [{name: held-out, problems: {type: small_world, split: held_out}}]\nmax_tokens: 64\n"
@@ -152,7 +153,7 @@ def test_an_evaluation_takes_over_what_the_suite_does_not_say(tmp_path: Path) ->
     refusal(read_recipe_lock, tmp_path / "lock.yaml")
 
 
-PYTHON = "{type: small_world, split: held_out, verifier: python, extraction: any_box}"
+BOXLESS = "{type: small_world, split: held_out, verifier: {type: 'my_verifier:LastLineChoice'}, extraction: any_box}"
 
 
 @pytest.mark.parametrize(
@@ -161,10 +162,13 @@ PYTHON = "{type: small_world, split: held_out, verifier: python, extraction: any
         ("prompt={shots: 2}", "prompt.examples"),
         ("evaluation.benchmarks.0.prompt={shots: 2}", "evaluation.benchmarks.0.prompt.examples"),
         ("evaluation.prompt={thought_end: ''}", "evaluation.prompt.thought_start"),
-        (f"evaluation.benchmarks.0.problems={PYTHON}", "evaluation.benchmarks.0.problems.extraction"),
+        (f"evaluation.benchmarks.0.problems={BOXLESS}", "evaluation.benchmarks.0.problems.extraction"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused_as_in_a_run(run: Path, override: str, field: str) -> None:
+def test_settings_that_contradict_each_other_are_refused_as_in_a_run(
+    run: Path, monkeypatch: pytest.MonkeyPatch, override: str, field: str
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tests" / "examples")])
     with pytest.raises(UserError, match=re.escape(field)):
         recipe_of(run, changes=(override,))
 
@@ -221,10 +225,11 @@ def test_thinking_tags_are_the_models_own_and_data_may_lie_elsewhere(tmp_path: P
 
 
 @pytest.fixture
-def whole(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The run, whose models are taken although they are a file without content."""
-    monkeypatch.setattr(create, "check_model", lambda _: None)
-    return run
+def whole(tmp_path: Path) -> Path:
+    """A run whose weights versions have all files of a model."""
+    layout = run_of(tmp_path / "whole")
+    publish_models(layout, 0, 20)
+    return layout.root
 
 
 def test_what_decides_numbers_makes_another_run_directory_and_resources_do_not(tmp_path: Path) -> None:
@@ -327,4 +332,4 @@ def test_a_damaged_model_is_published_again_by_the_same_command(whole: Path, tmp
         return
     assert read_task(layout, "prepare", 0).state is TaskState.FAILED
     refused = refusal(UnitEvaluation(task, task.job.evaluations[1]).sample)
-    assert "the same mrt-hpc eval command again" in str(refused.advice)
+    assert "the same eval command again" in str(refused.advice)

@@ -12,8 +12,9 @@ from commands import typed
 from many_tasks import many_tasks
 from run_of import task_of
 
-from mrt_hpc.attempt.entry import record_after
-from mrt_hpc.attempt.run_progress import failed
+from mrt_hpc.attempt.entry import ending_of
+from mrt_hpc.attempt.next_state import next_state
+from mrt_hpc.attempt.run_progress import failed_tasks_error
 from mrt_hpc.errors import UserError
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.peers import PeersFailedError
@@ -78,7 +79,7 @@ def test_where_the_queue_is_not_reached_files_hearts_and_what_was_set_aside_spea
 def test_a_run_that_its_user_cancelled_says_so_until_it_is_submitted_again(run: CannedRun) -> None:
     run.task(INFERENCE, TaskState.STOPPED, attempt="12_0.0")
     run.queue()
-    assert "preempted, cancelled or interrupted" in explain(run)
+    assert "preempted, cancelled, interrupted or at its time limit" in explain(run)
     run.command("scontrol", "exit 0")
     run.command("scancel", "exit 0")
     typed("cancel", run.layout.root)
@@ -129,9 +130,9 @@ def test_5000_tasks_are_explained_in_a_few_lines(tmp_path: Path, monkeypatch: py
 def ends(task: Task, error: BaseException, time: float) -> str:
     """A task ends by an error at some time, by its node's clock; returns the reason for which its run has failed."""
     before = TaskRecord(TaskState.RUNNING, attempt="a")
-    after = replace(record_after(task, error, before), state=TaskState.FAILED, time=time)
+    after = replace(next_state(before, ending_of(task, error)), state=TaskState.FAILED, time=time)
     write_json(task_file(task.layout, task.job.name, task.index), asdict(after))
-    return failed(task.plan, task.layout).message()
+    return failed_tasks_error(task.plan, task.layout).message()
 
 
 @pytest.fixture
@@ -164,3 +165,21 @@ def test_a_reason_is_shown_whole_and_a_defect_with_its_type_and_place(tasks: tup
     reason = ends(tasks[0], defect.value, 1.0)
     assert "Traceback" not in reason
     assert all(part in reason for part in ("ValueError: empty separator", "test_explain.py", "mrt-hpc logs"))
+
+
+def test_a_run_whose_lock_is_gone_is_not_sent_in_a_circle(run: CannedRun) -> None:
+    run.layout.recipe_lock.unlink()
+    refused = typed("submit", run.layout.root, exits=2).output
+    assert f"restore {run.layout.recipe_lock} from a backup" in refused
+    for words in ("status", "explain"):
+        printed = " ".join(typed(words, run.layout.root).output.split())
+        assert "mrt-hpc submit" not in printed and "recipe.lock.yaml" in printed
+
+
+def test_an_incomplete_report_comes_after_the_task_that_it_lacks(run: CannedRun) -> None:
+    run.task(TRAINER, TaskState.STOPPED, attempt="a", message="stopped")
+    run.task("report", TaskState.FAILED, attempt="b", message="the report is incomplete: no weights")
+    lines = typed("explain", run.layout.root).output.splitlines()
+    assert "report has failed" not in lines[0] and any(line.startswith("report has failed") for line in lines)
+    run.done(*(job.name for job in run.plan.jobs if job.name != "report"))
+    assert "report has failed" in typed("explain", run.layout.root).output.splitlines()[0]

@@ -12,7 +12,16 @@ from run_of import run_of
 
 from mrt_hpc.attempt import gpus
 from mrt_hpc.attempt.entry import run_task
-from mrt_hpc.attempt.gpus import NO_DEVICE, NO_LIBRARY, GpuView, look, require_gpus, verdict
+from mrt_hpc.attempt.gpus import (
+    EXCLUSIVE_PROCESS,
+    NO_DEVICE,
+    NO_LIBRARY,
+    PROHIBITED,
+    GpuView,
+    look,
+    require_gpus,
+    verdict,
+)
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.backends.local import slots
 from mrt_hpc.backends.local.site import LocalSite
@@ -72,7 +81,7 @@ def test_a_profile_names_whole_gpus_by_a_text(tmp_path: Path) -> None:
     profile = tmp_path / "lab.yaml"
     for line, expected in (
         ("gpu_type: 1g.10gb", "MIG"), ("gpu_type: nvidia_h100_nvl_1g.12gb", "MIG"),
-        ("sbatch: {gres: 'gpu:a100_3g.20gb:1'}", "MIG"), ("gpu_type: 3090", '"3090"'),
+        ("sbatch: {gres: 'gpu:a100_3g.20gb:1'}", "gpu_type"), ("gpu_type: 3090", '"3090"'),
     ):  # fmt: skip
         profile.write_text(f"type: slurm\nname: lab\n{line}\n")
         refused = refusal(load_site, profile)
@@ -90,7 +99,7 @@ def test_a_rank_that_also_samples_needs_the_gpus_of_all_ranks(monkeypatch: pytes
     monkeypatch.setattr(gpus, "look", lambda: replace(HOPPERS, capabilities=((9, 0),)))
     require_gpus(jobs[Role.TRAINER])
     refused = refusal(require_gpus, jobs[Role.COLOCATED])
-    assert ("sees 1" in refused.what, "gpus-per-task" in str(refused.advice)) == (True, True)
+    assert ("sees 1" in refused.what, "gpu-bind" in str(refused.advice)) == (True, True)
 
 
 def test_parts_of_a_gpu_do_not_count_as_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +113,15 @@ def test_parts_of_a_gpu_do_not_count_as_gpus(tmp_path: Path, monkeypatch: pytest
     executable(tmp_path / "nvidia-smi", "sleep 9")
     monkeypatch.setattr(slots, "LISTING_S", 0.1)
     assert visible_gpus() == []
+
+
+def test_a_gpu_that_takes_one_process_is_not_shared() -> None:
+    view = replace(HOPPERS, modes=(0, EXCLUSIVE_PROCESS))
+    assert verdict(view, NEEDS) is None, "a process of its own may use it"
+    refused = verdict(view, NEEDS, shared=True)
+    assert refused is not None and "EXCLUSIVE_PROCESS" in refused.what and "concurrent" in str(refused.advice)
+    closed = verdict(replace(HOPPERS, modes=(PROHIBITED,)), NEEDS)
+    assert closed is not None and "PROHIBITED" in closed.what
 
 
 @pytest.mark.parametrize(
@@ -124,7 +142,10 @@ extern "C" {
 int cuDriverGetVersion(int *answer) { *answer = VERSION; return 0; }
 int cuInit(unsigned) { sleep(SECONDS); return ERROR; }
 int cuDeviceGetCount(int *answer) { *answer = 2; return 0; }
-int cuDeviceGetAttribute(int *answer, int what, int device) { *answer = what == 75 ? 8 + device : 0; return 0; }
+int cuDeviceGetAttribute(int *answer, int what, int device) {
+    *answer = what == 75 ? 8 + device : what == 20 ? 3 : 0;
+    return 0;
+}
 int cuDeviceGetName(char *name, int size, int device) { __builtin_snprintf(name, size, "GPU %d", device); return 0; }
 }
 """
@@ -146,8 +167,9 @@ def test_the_driver_and_what_surrounds_the_process_are_seen(tmp_path: Path, monk
     stand_in(tmp_path, 12080)
     view = look()
     assert (view.driver_cuda, view.capabilities, view.problem) == ((12, 8), ((8, 0), (9, 0)), None)
-    assert (gpus.seen_here().driver, view.names) == ("580.65.06", ("GPU 0", "GPU 1"))
+    assert (gpus.look_at_gpus().driver, view.names) == ("580.65.06", ("GPU 0", "GPU 1"))
     assert (view.visible, view.container) == ("3", "/images/mrt-hpc.sif")
+    assert view.modes == (EXCLUSIVE_PROCESS, EXCLUSIVE_PROCESS)
     for words, answered in ((f'{sys.executable} "$@"; echo goodbye', True), ("echo goodbye", False)):
         with monkeypatch.context() as patch:
             patch.setattr(sys, "executable", str(executable(tmp_path / f"python{answered}", words)))

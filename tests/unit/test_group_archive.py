@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_of import bare_run
 from samples import rollout, sampled
 
 from mrt_hpc.errors import UserError
@@ -16,7 +17,7 @@ from mrt_hpc.run import groups
 from mrt_hpc.run.archive import archive_groups, read_sampled, sampled_manifest, sampled_positions, unpack
 from mrt_hpc.run.groups import Group, commit_group, complete_groups, read_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout
-from mrt_hpc.run.manifest import DamagedError
+from mrt_hpc.run.manifest import DamagedError, Manifest, verify
 from mrt_hpc.run.records import PrefixValue
 
 GROUPS = 5
@@ -24,7 +25,7 @@ GROUPS = 5
 
 @pytest.fixture
 def layout(tmp_path: Path) -> RunLayout:
-    made = RunLayout(tmp_path)
+    made = bare_run(tmp_path)
     for position in range(GROUPS):
         commit_group(made.group(3, position), sampled(rollout(f"p{position}", 0)), holder={"index": position})
     made.leases(3).mkdir()
@@ -60,11 +61,11 @@ def test_archived_groups_are_what_they_were(layout: RunLayout, monkeypatch: pyte
 def test_a_group_that_is_archived_while_it_is_read_is_found(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = read_group(layout.group(3, 1))
 
-    def slow(path: Path) -> Group:
+    def slow(path: Path) -> Manifest:
         archive_groups(layout, 3, GROUPS)
-        return read_group(path)
+        return verify(path)
 
-    monkeypatch.setattr(archives, "read_group", slow)
+    monkeypatch.setattr(archives, "verify", slow)
     assert read_sampled(layout, 3, 1) == expected
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from commands import refusal
+from run_of import bare_run
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.run import typed_file
+from mrt_hpc.recipe import ownership
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import BEATS_A_LIMIT, NO_BEAT, Heart, Holder, Leases, Observer, group_leases, read_beat
@@ -29,7 +31,7 @@ def observer(clock: SimpleNamespace) -> Observer:
 
 @pytest.fixture
 def layout(tmp_path: Path) -> RunLayout:
-    return RunLayout(tmp_path)
+    return bare_run(tmp_path)
 
 
 def beat(path: Path, attempt: str, number: int) -> None:
@@ -49,15 +51,21 @@ def test_a_heart_beats_while_its_block_lasts_and_is_gone_afterwards(tmp_path: Pa
 
 
 def test_a_heart_that_cannot_be_written_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "file").write_text("")
+    (bare_run(tmp_path).root / "file").write_text("")
     heart = Heart(tmp_path / "file" / "heart.json", "a", limit_s=1000)
     for _ in range(100):
         heart.beat()
     assert len(caplog.records) == 7  # 1, 2, 4, ... 64
 
 
+def test_a_heart_outside_of_any_run_says_that_the_run_is_gone(tmp_path: Path) -> None:
+    heart = Heart(tmp_path / "hearts" / "heart.json", "a", limit_s=0.05)
+    refused = refusal(heart.beat_and, lambda: None)
+    assert (refused.what.startswith("the run directory is gone"), refused.where) == (True, tmp_path / "hearts")
+
+
 def test_a_look_counts_only_soon_after_a_beat_that_was_written(tmp_path: Path) -> None:
-    heart, looks = Heart(tmp_path / "heart.json", "a", limit_s=0.1), [0.06, 0.0]
+    heart, looks = Heart(bare_run(tmp_path).root / "heart.json", "a", limit_s=0.1), [0.06, 0.0]
     assert heart.beat_and(lambda: time.sleep(looks[0]) or looks.pop(0)) == 0.0, "it stood still at the first one"
     (tmp_path / "file").touch()
     for path, pause in (("file/heart.json", 0.0), ("heart.json", 0.06)):
@@ -67,22 +75,22 @@ def test_a_look_counts_only_soon_after_a_beat_that_was_written(tmp_path: Path) -
 
 def test_a_heart_lives_while_it_moves_and_longer(tmp_path: Path, observer: Observer, clock: SimpleNamespace) -> None:
     path = tmp_path / "heart.json"
-    assert observer.living(path) is None
+    assert observer.living_attempt(path) is None
     beat(path, "a", 1)
     clock.now += 1000
-    assert observer.living(path) == "a", "an observer that has just started cannot call it dead"
+    assert observer.living_attempt(path) == "a", "an observer that has just started cannot call it dead"
     clock.now += LIMIT_S - 1
-    assert observer.living(path) == "a"
+    assert observer.living_attempt(path) == "a"
     beat(path, "a", 2)
     clock.now += LIMIT_S - 1
-    assert observer.living(path) == "a", "it has moved in between"
+    assert observer.living_attempt(path) == "a", "it has moved in between"
     clock.now += LIMIT_S
-    assert observer.living(path) is None
+    assert observer.living_attempt(path) is None
     beat(path, "a", 3)
-    assert observer.living(path) == "a", "one that was only slow is back"
+    assert observer.living_attempt(path) == "a", "one that was only slow is back"
     for content in ("", "{", "[]", '{"attempt": "a"}', '{"attempt": "a", "beat": "x"}'):
         (tmp_path / "unreadable.json").write_text(content)
-        assert observer.living(tmp_path / "unreadable.json") is None, content
+        assert observer.living_attempt(tmp_path / "unreadable.json") is None, content
 
 
 def leases(layout: RunLayout, observer: Observer, index: int, attempt: str = "a") -> Leases:
@@ -113,8 +121,8 @@ def test_a_look_reads_each_file_once(layout: RunLayout, observer: Observer, monk
     read: list[Path] = []
     for index in range(4):
         assert all(map(leases(layout, observer, index).claim, range(100 * index, 100 * (index + 1))))
-    another, opened = leases(layout, observer, 4), typed_file._opened
-    monkeypatch.setattr(typed_file, "_opened", lambda path: (read.append(path), opened(path))[1])
+    another, opened = leases(layout, observer, 4), ownership._stream
+    monkeypatch.setattr(ownership, "_stream", lambda path: (read.append(path), opened(path))[1])
     for number in (404, 4):
         read.clear()
         assert another.free(list(range(500))) == list(range(400, 500))

@@ -1,4 +1,4 @@
-"""The simulation of `tests/benchmarks/bench_idle_share.py`, on runs small enough to be worked out by hand."""
+"""The simulation of `benchmarks/bench_idle_share.py`, on runs small enough to be worked out by hand."""
 
 from collections.abc import Callable
 from itertools import cycle

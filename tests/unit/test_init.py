@@ -1,14 +1,16 @@
 """`mrt-hpc init` on clusters that answer with recorded texts: what it writes, asks and refuses."""
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from basics import executable
+from basics import QUICKSTART, executable
 from click.testing import CliRunner
 from slurm_texts import USER, RecordedSlurm
 
+from mrt_hpc.attempt.python_look import no_sampling
 from mrt_hpc.backends.sites import default_site, find_site
 from mrt_hpc.backends.slurm import survey
 from mrt_hpc.backends.slurm.site import SlurmSite
@@ -16,7 +18,9 @@ from mrt_hpc.cli import init as init_command
 from mrt_hpc.cli.main import main
 from mrt_hpc.cluster import login_node
 from mrt_hpc.cluster.login_node import LoginNode, module_of, mounts_by_kernel
-from mrt_hpc.cluster.questions import Wishes, open_questions, with_proposals
+from mrt_hpc.cluster.questions import Wishes, open_questions, take_proposals
+from mrt_hpc.recipe import lock
+from mrt_hpc.recipe.load import load_recipe
 
 NODE = LoginNode("/shared/env/bin/python", modules="LMOD_CMD=/opt/lmod")
 TYPED = {"nodes": [("gpu|gpu:2|4", "gpu|gpu:a100:4(S:0-1)|2|64|512000\ngpu|gpu:h100:8|4")]}
@@ -55,7 +59,7 @@ def test_a_profile_has_the_values_of_the_cluster_and_says_whence(init: Callable[
         ("--gpu-partition preempt", RecordedSlurm(), {
             "account": "lab", "partitions": {"cpu": "cpu", "gpu": "preempt"}, "max_array_size": 1001,
             "max_submit_jobs": 5000, "max_time_minutes": 2880, "preemption_notice_s": 25,  # GraceTime and KillWait
-        }, "max_array_size: 1001 # scontrol show config: MaxArraySize\n"),
+        }, "max_array_size: 1001 # scontrol show config: MaxArraySize, or"),
         ("", PLAIN, {"account": None, "qos": None, "max_array_size": 10, "max_submit_jobs": 60}, "account: null # not"),
         ("--gpu-partition big --account me --gpu-type a100", NO_SLURM,
          {"account": "me", "partitions": {"cpu": None, "gpu": "big"}, "gpu_type": "a100"},
@@ -82,8 +86,33 @@ def test_the_profile_becomes_the_site_of_all_commands(init: Callable[..., str], 
         assert default_site() == (name, str(home / "settings.yaml"))
         assert find_site(None).name == name
     assert not home.stat().st_mode & 0o022, "else the settings would not be read"
-    init("third", "--yes", "--output", str(tmp_path / "elsewhere.yaml"))
-    assert find_site(None).read_from == tmp_path / "elsewhere.yaml"
+    printed = init("third", "--yes", "--output", str(tmp_path / "elsewhere.yaml"))
+    assert default_site() == ("123", str(home / "settings.yaml")), "a trial in another folder is the site of no command"
+    assert f"--site {tmp_path}/elsewhere.yaml" in printed
+
+
+def test_what_it_says_to_type_next_is_taken_by_the_python_of_the_tasks(
+    init: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gpus = " --set resources.inference.gpus=1 --set resources.evaluation.gpus=1"
+    for version, options in (("0.32.0+cpu", ""), ("0.32.0", with_gpus)):
+        monkeypatch.setattr(lock, "installed_version", lambda _, version=version: version)
+        doctor, submit = init(f"of-{len(options)}", "--yes").splitlines()[-2:]
+        assert doctor.endswith(f"quickstart-slurm{options} --on-node")
+        assert submit.endswith(f"quickstart-slurm{options}")
+        words = [word for word in shlex.split(submit) if "=" in word]
+        assert no_sampling(load_recipe(QUICKSTART, tuple(words))) is None
+
+
+def test_a_profile_says_what_nodes_are(init: Callable[..., str], home: Path) -> None:
+    """Nodes that are given whole, with all of their GPUs charged, and of another architecture than this machine."""
+    for name, text, change, line in (
+        ("shared", "partitions", ("State=UP", "State=UP"), "node_gpus: null # jobs are charged for the GPUs"),
+        ("whole", "partitions", ("OverSubscribe=NO", "OverSubscribe=EXCLUSIVE"), "node_gpus: 2 # scontrol show"),
+        ("arm", "architectures", ("Arch=x86_64", "Arch=aarch64"), "python: null # name the Python of the compute"),
+    ):
+        init(name, "--yes", "--gpu-partition", "gpu", slurm=RecordedSlurm(changes={text: [change]}))
+        assert line in (home / "sites" / f"{name}.yaml").read_text()
 
 
 def test_what_is_refused_writes_nothing(init: Callable[..., str], home: Path) -> None:
@@ -134,10 +163,10 @@ def test_choices_are_asked_at_a_terminal(init: Callable[..., str], home: Path) -
 
 def test_what_is_proposed_and_what_is_asked_for() -> None:
     closed = [("PartitionName=gpu AllowGroups=ALL", "PartitionName=gpu AllowGroups=staff")]
-    proposed = with_proposals(RecordedSlurm(changes={"partitions": closed}).survey(), NODE, Wishes("x"))
+    proposed = take_proposals(RecordedSlurm(changes={"partitions": closed}).survey(), NODE, Wishes("x"))
     assert proposed.gpu_partition == "cpu", "of those that admit the user one that is not preempted, with GPUs"
     light, found = replace(NODE, missing_packages=("torch", "vllm")), RecordedSlurm().survey()
-    wishes = with_proposals(found, light, Wishes("x"))
+    wishes = take_proposals(found, light, Wishes("x"))
     (question,) = open_questions(found, light, wishes)
     assert (question.option, question.choices) == ("--python", ())
     for given in ({"python": "/env/bin/python"}, {"image": "/images/x.sif"}):

@@ -10,11 +10,11 @@ from basics import ROOT
 from commands import HELP
 
 PACKAGE = ROOT / "mrt_hpc"
-LEAVES = {"cluster", "view", "evaluate", "images", "datasets"}
-"""The rooms that only the command line imports: the core, from a submission to an update, runs without them."""
+LEAVES = {"cluster", "view", "evaluate", "images", "datasets", "testing"}
+"""The rooms that only the commands and the API import: the core, from a submission to an update, runs without them."""
 LAYERS = [
-    {"cli"}, LEAVES, {"submit"}, {"backends"}, {"attempt"}, {"roles"}, {"algorithms"}, {"provers"}, {"hub"}, {"modes"},
-    {"inference", "training", "domains", "analysis"}, {"plan"}, {"mrt"}, {"run"}, {"recipe"}, {"errors"},
+    {"cli"}, {"api"}, LEAVES, {"submit"}, {"backends"}, {"attempt"}, {"roles"}, {"algorithms"}, {"provers"}, {"hub"},
+    {"modes"}, {"inference", "training", "domains", "analysis"}, {"plan"}, {"run"}, {"recipe"}, {"errors", "mrt"},
 ]  # fmt: skip
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 HEAVY = [
@@ -39,7 +39,20 @@ def test_imports_go_downwards_and_the_core_imports_no_leaf() -> None:
         if own not in ("__init__", "__main__"):
             for other in imports(path) - {own}:
                 assert LEVEL[other] > LEVEL[own], f"{path} imports {other}, which does not lie below {own}"
-            assert own in {*LEAVES, "cli"} or not imports(path) & LEAVES, path
+            assert own in {*LEAVES, "cli", "api"} or not imports(path) & LEAVES, path
+
+
+def test_the_method_imports_numpy_and_the_standard_library_alone() -> None:
+    for path in sorted((PACKAGE / "mrt").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                modules = [f"{'.' * node.level}{node.module}"]
+            else:
+                modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for module in modules:
+                top = module.partition(".")[0]
+                own = f"{module}.".startswith("mrt_hpc.mrt.")
+                assert own or top == "numpy" or top in sys.stdlib_module_names, f"{path} imports {module}"
 
 
 def test_every_folder_has_a_layer() -> None:
@@ -56,8 +69,8 @@ MAIN = "import os; os.environ['PATH'] = ''; from mrt_hpc.cli.main import main; m
 SAMPLING = (
     "import mrt_hpc.roles.inference, mrt_hpc.roles.evaluation; from importlib.metadata import version; "
     "from mrt_hpc.domains.small_world import STARTING_MODEL; from mrt_hpc.inference.tokens import load_tokenizer; "
-    "from mrt_hpc.inference.server_start import on_cpu; load_tokenizer(STARTING_MODEL); "
-    "version('torch').endswith('+cpu') and on_cpu()"
+    "from mrt_hpc.inference.server_start import is_on_cpu; load_tokenizer(STARTING_MODEL); "
+    "version('torch').endswith('+cpu') and is_on_cpu()"
 )
 LOADS = {
     **{room: (import_of(room), HEAVY) for room in ("recipe", "run", "mrt", "plan", "algorithms")},
@@ -66,7 +79,7 @@ LOADS = {
     # it asks sbatch with the scripts of a submission; here no command of Slurm is found
     "plan on a cluster": (MAIN % ["plan", "quickstart", "--site", "example"], [m for m in LOOKS if m != "submitit"]),
     # submitit is loaded where sbatch texts are made, and pyarrow where records are read, and not before
-    **{m: (f"import mrt_hpc.{m}", LOOKS) for m in ("cli.status", "cli.submit", "view.explain", "view.run_list")},
+    **{m: (f"import mrt_hpc.{m}", LOOKS) for m in ("api", "cli.status", "cli.submit", "view.explain", "view.run_list")},
     **{m: (f"import mrt_hpc.{m}", LOOKS) for m in ("backends.slurm.backend", "backends.local.backend")},
     # a task that samples needs torch only to look for a GPU, where its build can use one
     "sampling": (SAMPLING, ["torch", "sympy"]),
@@ -105,10 +118,10 @@ for recipe in ("quickstart", "mrt_online", "backtracking"):
 """
 ON_NODES = {"training", "inference", "roles"}
 """Rooms that only tasks on compute nodes import."""
-GRADERS = {"grader_queue", "spread_lane", "math.equivalence", "math.math_verify_changes", "math.preload"}
+GRADERS = {"grader_queue", "math.equivalence", "math.math_verify_changes", "math.preload"}
 OF_THE_STACK = {
-    "mrt_hpc.run.weights_delta", "mrt_hpc.evaluate.regrade", "mrt_hpc.evaluate.class_check",
-    "mrt_hpc.evaluate.class_contracts",
+    "mrt_hpc.run.weights_delta", "mrt_hpc.evaluate.regrade", "mrt_hpc.testing.class_in_run",
+    "mrt_hpc.testing.promises",
     *(f"mrt_hpc.domains.{name}" for name in GRADERS),
 }  # fmt: skip
 """All other modules that a light installation cannot import: what commands need is not among them."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mrt_hpc.analysis.figures import Line, LineFigure, Panel, _drawn
+from mrt_hpc.analysis.figures import Line, LineFigure, Panel, _draw_figure
 from mrt_hpc.analysis.intervals import IntervalEstimate
 
 LONG = ("a" * 64, "of-many-words-" * 4, "short", "shorter")
@@ -19,7 +19,7 @@ def figure(*names: str) -> LineFigure:
 
 @pytest.mark.parametrize("names", [("one",), tuple(f"a benchmark of the name {n}" for n in range(8)), LONG, ODD])
 def test_names_stand_whole_in_a_legend_off_the_data_that_leaves_the_axes_half_of_the_figure(names: Any) -> None:
-    with _drawn(figure(*names)) as drawn:
+    with _draw_figure(figure(*names)) as drawn:
         drawn.canvas.draw()
         (axes,), (legend,) = drawn.axes, (legend.get_window_extent() for legend in drawn.legends)
         assert not legend.overlaps(axes.get_window_extent())

@@ -9,9 +9,9 @@ from basics import QUICKSTART, ROLES
 from commands import typed
 
 from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.backends.local.slots import beyond_machine, machine_memory_gib
+from mrt_hpc.backends.local.slots import machine_memory_gib, machine_remarks
 from mrt_hpc.backends.slurm import cluster_limits as slurm_limits
-from mrt_hpc.backends.slurm.cluster_limits import beyond, closed_partitions, cluster_limits
+from mrt_hpc.backends.slurm.cluster_limits import closed_partitions, cluster_limits, limit_excesses
 from mrt_hpc.backends.slurm.site import Partitions, SlurmSite
 from mrt_hpc.backends.slurm.survey import ClusterSettings, PartitionFacts
 from mrt_hpc.plan.compile import build_plan, compile_plan
@@ -59,7 +59,7 @@ def test_the_field_of_the_profile_that_is_wrong_is_named() -> None:
     for site, change, settings, advice in cases:
         profile = SlurmSite(name="x", **site)
         plan = build_plan(load_recipe(QUICKSTART, (*HOUR, change)), max_array_size=profile.max_array_size)
-        complaints = beyond(plan, profile, settings, PARTITIONS)
+        complaints = limit_excesses(plan, profile, settings, PARTITIONS)
         assert len(complaints) == bool(advice), complaints
         assert all(advice in complaint for complaint in complaints), complaints
 
@@ -77,7 +77,7 @@ def test_what_is_beyond_the_machine_is_told() -> None:
         (at_a_time, LocalSite(), ["segment-000.trainer and segment-000.inference"]),
     ):
         overrides = [f"resources.{setting}" for setting in (*settings, "report.memory_gib=0.1")]
-        complaints = beyond_machine(compile_plan(load_recipe(QUICKSTART, overrides), LocalSite()), site)
+        complaints = machine_remarks(compile_plan(load_recipe(QUICKSTART, overrides), LocalSite()), site)
         found = any(all(word in complaint for word in words) for complaint in complaints)
         assert found if words else not complaints, complaints
 

@@ -18,9 +18,9 @@ from mrt_hpc.modes.writer import paragraph_break, whole_paragraphs
 from mrt_hpc.mrt.episodes import cut_episodes
 from mrt_hpc.mrt.votes import cleaned_answer
 from mrt_hpc.provers.box_tokens import Closing, box_end, could_end
-from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.base import require_kind
 from mrt_hpc.recipe.kinds import VERIFIERS
-from mrt_hpc.recipe.registry import imported
+from mrt_hpc.recipe.registry import import_name
 from mrt_hpc.recipe.sections import Episodes
 
 Seeing = Callable[[str], object]
@@ -57,7 +57,7 @@ def _of_rules_and_verifiers() -> Iterator[tuple[str, Seeing]]:
         yield f"rule {name}", rule
         yield f"rule {name} in a thought", partial(rule, thinking=True)
     for name, where in VERIFIERS.built_in.items():
-        verifier = as_kind(imported(where)(), Verifier)
+        verifier = require_kind(import_name(where)(), Verifier)
         if type(verifier).extract is not Verifier.extract:  # which is one of the rules
             yield f"extract of {name}", verifier.extract
         yield f"may_take_long of {name}", verifier.may_take_long
@@ -112,5 +112,5 @@ def test_twice_the_text_takes_twice_the_time(name: str) -> None:
 
 
 def test_an_answer_is_written_in_linear_time_and_the_test_sees_what_is_quadratic() -> None:
-    assert is_linear(lambda text: closing.writing(text, list(text.encode())), ("", "1}.", ""), LENGTHS[:3])
+    assert is_linear(lambda text: closing.ways_to_write(text, list(text.encode())), ("", "1}.", ""), LENGTHS[:3])
     assert not is_linear(re.compile(r"A\s*\}?\s*x").match, ("A", " ", "!"))

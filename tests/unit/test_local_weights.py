@@ -131,7 +131,7 @@ def test_versions_are_put_together_and_make_room(publisher: Publisher, local: Lo
     assert (three.digest, local.of(3)) == (read_manifest(layout.weights_version(3)).digest, three)
     files = [path.stat().st_ino for path in sorted(two.directory.iterdir())]
     for served in (two, three):
-        local.served(served)
+        local.note_served(served)
     assert holds(two, 2), "the server may still start with the older one"
     four = local.of(4)
     assert versions_on(node) == [3, 4]
@@ -139,7 +139,7 @@ def test_versions_are_put_together_and_make_room(publisher: Publisher, local: Lo
     local.of(5)
     assert holds(three, 3), "the server starts with it if it dies"
     assert holds(four, 4), "version 4 may be loaded at this moment"
-    local.served(four)
+    local.note_served(four)
     assert holds(local.of(6), 6)
     assert versions_on(node) == [4, 5, 6]
 
@@ -227,7 +227,7 @@ def a_round(iteration: int, version: int) -> Round:
 def verified_ahead(worker: Worker, publisher: Publisher, version: int) -> Prefetch:
     """Take over what a round leaves behind during which a version was published."""
     ahead = worker.prefetch = Prefetch(worker.local, newest=version - 1, last=11)
-    with ahead.running():
+    with ahead.watch_versions():
         publish(publisher, version)
         wait_until(lambda: ahead.weights(version), reason="the verification", deadline_s=20)
     return ahead
@@ -292,18 +292,18 @@ def test_a_version_that_changes_or_goes_is_not_the_one_verified(worker: Worker, 
 
 def test_nothing_more_is_sampled_with_weights_that_were_set_aside(worker: Worker, publisher: Publisher) -> None:
     worker.problems = [cast("Any", None)] * 1000
-    assert worker._following(frozenset()) is not None
+    assert worker._round_to_follow(frozenset()) is not None
     lose(publisher, 0)
-    assert worker._following(frozenset()) is None
+    assert worker._round_to_follow(frozenset()) is None
     assert publisher.publish(0, cast("Any", Gathered(tensors(7))))
-    assert worker._following(frozenset()) is None, "of the same number, but another"
+    assert worker._round_to_follow(frozenset()) is None, "of the same number, but another"
 
 
 def test_damage_that_is_found_ahead_is_left_to_the_switch(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
     publish_full(worker.task.layout, 1)
     flip((path := worker.task.layout.weights_version(1)) / FILE)
     ahead = Prefetch(worker.local, newest=0, last=1)
-    with ahead.running():
+    with ahead.watch_versions():
         wait_until(lambda: "verified again" in caplog.text or None, reason="the warning", deadline_s=20)
     assert ahead.weights(1) is None
     assert path.exists()
@@ -314,7 +314,7 @@ def test_a_round_that_is_over_waits_for_no_verification(worker: Worker, monkeypa
     monkeypatch.setattr(weights_on_node, "checksum", lambda f: (read.put(f), may_end.wait(20), checksum(f))[-1])
     publish_full(worker.task.layout, 1)
     ahead = Prefetch(worker.local, newest=0, last=1)
-    with ahead.running():
+    with ahead.watch_versions():
         read.get(timeout=20)
         (thread,) = (one for one in threading.enumerate() if one.name == "prefetch")
     assert thread.is_alive(), "leaving the block has not waited for it"
@@ -330,5 +330,5 @@ def test_versions_that_nothing_is_sampled_with_are_not_read(tmp_path: Path, stal
     worker = Worker(task_of(layout, INFERENCE), cast("Any", None), None, [], Weights(0, "", tmp_path))
     assert worker._last_version(a_round(0, 0)) == last
     before = set(threading.enumerate())
-    with Prefetch(worker.local, newest=0, last=last).running():
+    with Prefetch(worker.local, newest=0, last=last).watch_versions():
         assert bool(set(threading.enumerate()) - before) == (staleness > 0)

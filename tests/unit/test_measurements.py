@@ -8,6 +8,7 @@ from typing import get_type_hints
 
 import numpy as np
 from commands import recipe, refusal
+from run_of import bare_run
 from samples import rollout, rollout_with, sampled
 
 from mrt_hpc.algorithms.batch import Batch, Learnt
@@ -18,16 +19,15 @@ from mrt_hpc.analysis.measures import (
     RunCost,
     RunFile,
     RunSummary,
-    as_ranges,
     read_measurements,
     several_graders,
+    span_text,
 )
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.recipe.sections import Training
 from mrt_hpc.roles.evaluation_summary import _regret
 from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
 from mrt_hpc.run.evaluation_settings import EvaluationSettings
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.records import PrefixValue
 from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
 from mrt_hpc.training.update_statistics import UpdateStats
@@ -45,7 +45,7 @@ def test_records_survive_their_files(tmp_path: Path) -> None:
         recipe="r", algorithm="grpo", model="m", iterations_planned=4, iterations=(METRICS,), evaluations=(EVALUATION,),
         cost=RunCost(gpu_hours=1.5), files=(RunFile(what="weights", path="weights"),),
     )  # fmt: skip
-    path = tmp_path / "deep" / "file.json"
+    path = bare_run(tmp_path).root / "deep" / "file.json"
     for record in (EVALUATION, run, unmeasured):
         record.write(path)
         assert repr(type(record).read(path)) == repr(record)
@@ -63,7 +63,7 @@ def test_a_summary_with_a_number_of_graders_is_read(tmp_path: Path) -> None:
 
 
 def test_measurements_are_collected_and_gaps_are_named(tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path)
+    layout = bare_run(tmp_path)
     for number in (0, 1, 4):
         METRICS.model_copy(update={"iteration": number}).write(layout.metrics(number))
     for version in (0, 5):
@@ -74,7 +74,7 @@ def test_measurements_are_collected_and_gaps_are_named(tmp_path: Path) -> None:
     assert [metrics.iteration for metrics in found.iterations] == [0, 1, 4]
     assert [evaluation.version for evaluation in found.evaluations] == [0, 5]
     assert found.missing == ("metrics of iterations 2-3, 5 of 6", "evaluation on harder of weights versions 0, 5")
-    assert [as_ranges(numbers) for numbers in ([], [3], [0, 1, 2, 5], [1, 3, 4])] == ["", "3", "0-2, 5", "1, 3-4"]
+    assert [span_text(numbers) for numbers in ([], [3], [0, 1, 2, 5], [1, 3, 4])] == ["", "3", "0-2, 5", "1, 3-4"]
 
 
 NUMBERS = {name: number for number, name in enumerate(f.name for f in fields(UpdateStats))}

@@ -1,6 +1,7 @@
 """How the ranks of a trainer meet: the folder, the store of several nodes, and what crosses between ranks."""
 
 import ast
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from torch._C._distributed_c10d import PrefixStore
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.training.accelerator import backend
-from mrt_hpc.training.rendezvous import FolderStore, Ranks, _find_folder, join
+from mrt_hpc.training.folder_store import FolderStore
+from mrt_hpc.training.rank_messages import _error, _record
+from mrt_hpc.training.rendezvous import Ranks, _find_folder, join
 
 PACKAGE = Path(__file__).parents[2] / "mrt_hpc"
 SHORT = timedelta(seconds=0.1)
@@ -99,3 +102,11 @@ def test_nothing_is_unpickled() -> None:
             bad = [name for name in names if name in refused or name.endswith(("_object", "_object_list"))]
             found += [f"{path}: {name}" for name in bad]
     assert not found
+
+
+def test_a_full_disk_keeps_its_file_when_it_crosses_to_other_ranks() -> None:
+    """Its filesystem can be asked then whether bytes or inodes are lacking."""
+    failure = OSError(errno.ENOSPC, "No space left on device (on rank 1)", "/shared/weights")
+    crossed = _error(json.loads(json.dumps(_record(failure))))
+    assert isinstance(crossed, OSError)
+    assert (crossed.errno, crossed.filename, crossed.strerror) == (failure.errno, failure.filename, failure.strerror)

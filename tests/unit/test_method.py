@@ -1,32 +1,23 @@
 """Values, progress and advantages against numbers worked out by hand."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from samples import rollout
 
+from mrt_hpc.algorithms.mrt import draw_boundary
 from mrt_hpc.mrt.grpo import leave_one_out, outcome_advantages, outcome_token_advantages
-from mrt_hpc.mrt.mrt import (
-    Baseline,
-    Bonus,
-    PrefixGroup,
-    answer_advantages,
-    continued_advantages,
-    draw_boundary,
-    stop_advantages,
-)
+from mrt_hpc.mrt.mrt import Baseline, Bonus, PrefixGroup, answer_advantages, continued_advantages, stop_advantages
 from mrt_hpc.mrt.mrt_online import branch_advantages, token_advantages
-from mrt_hpc.mrt.progress import normalise, per_token, progress
-from mrt_hpc.run.records import Rollout
+from mrt_hpc.mrt.progress import normalise, progress, spread_over_tokens
 
 
 def test_progress_is_the_change_of_value_spread_over_the_tokens_of_its_episode() -> None:
     assert progress(np.array([0.25, 0.75, 0.5])).tolist() == [0.5, -0.25]
-    assert per_token(np.array([0.5, -0.25]), [0, 2, 3], 5).tolist() == [0.5, 0.5, -0.25, 0.0, 0.0], "none in the answer"
+    assert spread_over_tokens(np.array([0.5, -0.25]), [0, 2, 3], 5).tolist() == [0.5, 0.5, -0.25, 0.0, 0.0], (
+        "none in the answer"
+    )
     for boundaries in ([0, 2, 3], [0, 9]):
         with pytest.raises(ValueError, match="do not match"):
-            per_token(np.array([0.5]), boundaries, 5)
+            spread_over_tokens(np.array([0.5]), boundaries, 5)
 
 
 def test_progress_is_normalised_over_all_episodes_of_the_batch() -> None:
@@ -52,21 +43,19 @@ def test_those_that_are_all_alike_tell_nothing(rewards: list[float]) -> None:
     assert leave_one_out(np.array(rewards)).tolist() == [0.0] * len(rewards)
 
 
-def trace(reward: float, tokens: int, boundaries: list[int]) -> Rollout:
-    return replace(rollout("p", 0, reward=reward), token_ids=[0] * tokens, boundaries=boundaries)
-
-
-TRACES = [trace(1.0, 5, [0, 2, 4]), trace(0.0, 3, [0, 3])]  # the second was cut by the limit: no answer tokens
+REWARDS, GROUPS, LENGTHS = np.array([1.0, 0.0]), ["p", "p"], [5, 3]
+BOUNDARIES = [[0, 2, 4], [0, 3]]  # the second was cut by the limit: no answer tokens
+TRACES = (REWARDS, GROUPS, LENGTHS, BOUNDARIES)
 VALUES = [np.array([0.0, 0.5, 1.0]), np.array([0.5, 0.25])]
 
 
 def test_mrt_online_adds_progress_to_the_outcome_of_each_episode_and_alpha_zero_is_grpo() -> None:
-    first, second = token_advantages(TRACES, VALUES, alpha=2.0, divide_by_std=False, normalise_progress=False)
+    first, second = token_advantages(*TRACES, VALUES, alpha=2.0, divide_by_std=False, normalise_progress=False)
     # outcome +-0.5; progress 0.5, 0.5 and -0.25, times two; the answer token gets the outcome only
     assert first.tolist() == [1.5, 1.5, 1.5, 1.5, 0.5]
     assert second.tolist() == [-1.0, -1.0, -1.0]
-    mrt = token_advantages(TRACES, VALUES, alpha=0.0, divide_by_std=True, normalise_progress=False)
-    for a, b in zip(mrt, outcome_token_advantages(TRACES, divide_by_std=True), strict=True):
+    mrt = token_advantages(*TRACES, VALUES, alpha=0.0, divide_by_std=True, normalise_progress=False)
+    for a, b in zip(mrt, outcome_token_advantages(REWARDS, GROUPS, LENGTHS, divide_by_std=True), strict=True):
         assert a == pytest.approx(b)
 
 

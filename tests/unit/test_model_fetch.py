@@ -21,12 +21,12 @@ from ruamel.yaml import YAML
 from run_of import run_of
 from safetensors.numpy import save
 
-from mrt_hpc.backends.slurm.parameters import folders_read
+from mrt_hpc.backends.slurm.plain_paths import folders_read
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.evaluate.asked_models import models_asked
 from mrt_hpc.hub import fetch_model
 from mrt_hpc.recipe import hub_models
-from mrt_hpc.recipe.hub_models import CachedModel, HubModel, cache_directory, found_in_cache, is_same_model
+from mrt_hpc.recipe.hub_models import CachedModel, HubModel, cache_directory, cached_directory, is_same_model
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.submit.changes import changes
 from mrt_hpc.submit.submission import kept_recipe
@@ -86,7 +86,7 @@ def test_only_what_a_run_needs_is_fetched_as_by_the_hubs_client(endpoint: str, c
     scanned = scan_cache_dir(cache)
     assert (scanned.warnings, [repo.repo_id for repo in scanned.repos]) == ([], [NAME])
     shutil.rmtree(cache)
-    assert snapshot_download(NAME, cache_dir=cache, endpoint=endpoint) == found_in_cache(HUB)
+    assert snapshot_download(NAME, cache_dir=cache, endpoint=endpoint) == cached_directory(HUB)
 
 
 def test_the_command_fills_the_cache_that_is_asked_for(endpoint: str, cache: Path) -> None:
@@ -108,14 +108,14 @@ def test_a_stopped_command_goes_on_with_the_files_that_are_missing(cache: Path) 
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=30)
         assert first.is_file()
-        assert found_in_cache(HUB) == HUB
+        assert cached_directory(HUB) == HUB
         assert CachedModel(HubModel(NAME), cache).fault() is not None
 
         repository.faults.stalls.clear()
         repository.fetched.clear()
         directory = fetched(endpoint)
         assert [LAST in dict(repository.fetched), FIRST in dict(repository.fetched)] == [True, False]
-        assert found_in_cache(HUB) == str(directory)
+        assert cached_directory(HUB) == str(directory)
 
 
 def test_a_broken_connection_is_taken_up_where_it_broke(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,11 +135,26 @@ def test_a_file_that_differs_from_the_hubs_checksum_is_refused(name: str) -> Non
     for endpoint in serving(repository):
         refused = refusal(fetched, endpoint)
         assert (Path(str(refused.where)).name, refused.exit_code) == (name, ExitCode.RETRYABLE)
-        assert found_in_cache(HUB) == HUB
+        assert cached_directory(HUB) == HUB
         repository.faults.changed.clear()
         for path in (refused.advice or "").removeprefix("rm ").partition(",")[0].split():
             Path(path).unlink()
         assert (fetched(endpoint) / name).read_bytes() == NEEDED[name]
+
+
+OUTSIDE = "../../../../../outside"
+
+
+@pytest.mark.parametrize(
+    "lying", [{"commit": OUTSIDE}, {"commit": "/tmp/outside"}, {"faults": Faults(tag=OUTSIDE)},
+              {"faults": Faults(header_commit=OUTSIDE)}], ids=["commit", "root", "tag", "header"],
+)  # fmt: skip
+def test_no_answer_of_a_hub_is_a_path(cache: Path, lying: dict[str, object]) -> None:
+    for endpoint in serving(tiny(**lying)):
+        refused = refusal(fetched, endpoint)
+        assert refused.what.startswith("the hub answers with") and "outside" in str(refused.value)
+    written = {path for path in cache.parent.rglob("*") if path.is_file() and "outside" in str(path)}
+    assert not written and not list(cache.rglob("*.safetensors"))
 
 
 def test_a_pinned_model_needs_no_hub_and_its_checksums_are_read_again(endpoint: str) -> None:

@@ -92,13 +92,13 @@ def test_an_unfinished_paragraph_is_what_follows_the_last_blank_line() -> None:
 def test_a_draft_distinguishes_sampled_from_inserted_tokens() -> None:
     one = Completion(0, 0, 11, [5, 6, 7], [-1.0, -2.0, -3.0], FinishReason.LENGTH, 3, 10, 8, [], 1.0, 2.0)
     two = Completion(0, 0, 12, [8], [-4.0], FinishReason.STOP, 4, 14, 13, [], 4.0, 0.5)
-    draft = Draft([1, 2]).sampled(one).kept(2).with_inserted([20, 21]).sampled(two)
+    draft = Draft([1, 2]).add_completion(one).keep_first(2).insert_tokens([20, 21]).add_completion(two)
     assert (draft.all_ids, draft.inserted) == ([1, 2, 5, 6, 20, 21, 8], ((2, 2),))
     whole = draft.completion()
     assert whole.logprobs == [-1.0, -2.0, 0.0, 0.0, -4.0]
     assert (whole.seed, whole.finish_reason, whole.weights_version) == (11, FinishReason.STOP, 4)
     assert (whole.prompt_tokens, whole.cached_tokens, whole.started, whole.seconds) == (24, 21, 1.0, 2.5)
-    assert (draft.kept(3).inserted, draft.kept(2).inserted) == (((2, 1),), ())
+    assert (draft.keep_first(3).inserted, draft.keep_first(2).inserted) == (((2, 1),), ())
 
 
 ROTATION = Extrapolation(words=("Wait", "First"), extensions=4, tokens=12, value_every=2, forced_text=FORCED)

@@ -11,14 +11,13 @@ import pytest
 from commands import refusal
 from run_of import job_of, run_of
 
-from mrt_hpc.attempt.ledger import claimed, record_submission
-from mrt_hpc.attempt.notify import sign
+from mrt_hpc.attempt.ledger import claim_run, record_submission
 from mrt_hpc.attempt.ranks import start_ranks
 from mrt_hpc.backends.local.backend import LocalRun, run_plan
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import Plan, Role
-from mrt_hpc.roles.tracking import write_events
+from mrt_hpc.roles.tracking import EventFile
 from mrt_hpc.run.events import EventKind, EventLog
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Heart, Holder, Observer, group_leases
@@ -37,7 +36,7 @@ def layout() -> Iterator[RunLayout]:
 
 
 def claim_process(layout: RunLayout) -> None:
-    with claimed(layout, 10.0):
+    with claim_run(layout, 10.0):
         pass
 
 
@@ -53,9 +52,8 @@ WRITERS: dict[str, Callable[[RunLayout], object]] = {
     "lease": lambda run: group_leases(run, 3, Holder(run.root, "a", 0, "1"), Observer(10.0)).claim(7),
     "group": lambda run: commit_whole(run.group(3, 7), lambda directory: (directory / "x").touch()),
     "job": lambda run: record_submission(run, "a", "17", "box"),
-    "notice": lambda run: sign(run, "a"),
     "set aside": lambda run: set_aside(run, [run.plan], "why"),
-    "events": lambda run: write_events(run, run.training_events, ()),
+    "events": lambda run: EventFile(run.training_events).close(),
     "claim": claim_process,
     "log": start,
 }
@@ -84,8 +82,8 @@ def test_a_run_that_is_moved_at_any_moment_is_never_made_again(layout: RunLayout
                 with suppress(FileNotFoundError):
                     WRITERS[name](layout)
 
-    with Heart(layout.heart("a", 0), "1", 0.05), ThreadPoolExecutor(5) as pool:
-        writers = [pool.submit(write_on, name) for name in ("state", "event", "lease", "job", "notice")]
+    with Heart(layout.heart("a", 0), "1", 0.05), ThreadPoolExecutor(4) as pool:
+        writers = [pool.submit(write_on, name) for name in ("state", "event", "lease", "job")]
         moved = move(layout)
         for writer in writers:
             writer.result()

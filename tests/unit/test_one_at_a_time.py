@@ -22,7 +22,7 @@ from run_of import run_of, task_of
 from mrt_hpc.attempt import ledger
 from mrt_hpc.attempt import sole_attempt as holding
 from mrt_hpc.attempt.entry import run_task
-from mrt_hpc.attempt.ledger import LOCAL, LocalProcess, claimed, local_process
+from mrt_hpc.attempt.ledger import LOCAL, LocalProcess, claim_run, local_process
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.attempt.sole_attempt import sole_attempt
 from mrt_hpc.backends import queued_jobs
@@ -157,9 +157,9 @@ def test_of_many_that_begin_at_once_never_two_work_together(layout: RunLayout) -
 HOLD = """
 import signal, sys, time
 from pathlib import Path
-from mrt_hpc.attempt.ledger import claimed
+from mrt_hpc.attempt.ledger import claim_run
 from mrt_hpc.run.layout import RunLayout
-with claimed(RunLayout(Path(sys.argv[1])), 10.0):
+with claim_run(RunLayout(Path(sys.argv[1])), 10.0):
     if "deaf" in sys.argv:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     print("held", flush=True)
@@ -182,11 +182,11 @@ def held(layout: RunLayout, *how: str) -> Iterator[subprocess.Popen[str]]:
 
 def test_a_run_held_by_a_live_process_is_refused_until_that_has_ended(layout: RunLayout) -> None:
     with held(layout) as process:
-        with pytest.raises(UserError, match=f"process {process.pid} on"), claimed(layout, 10.0):
+        with pytest.raises(UserError, match=f"process {process.pid} on"), claim_run(layout, 10.0):
             pass
         assert (found := local_process(layout)) and found.pid == process.pid
     assert local_process(layout) is None, "killed"
-    with claimed(layout, 10.0):
+    with claim_run(layout, 10.0):
         assert read_beat(layout.heart(LOCAL, 2)) != NO_BEAT, "the second claim"
     assert read_beat(layout.heart(LOCAL, 2)) == NO_BEAT
 
@@ -209,11 +209,11 @@ def test_of_two_hosts_the_first_to_beat_goes_on(layout: RunLayout, monkeypatch: 
 
         def claims() -> None:
             monkeypatch.setattr(ledger.socket, "gethostname", lambda: "second")
-            second.enter_context(claimed(layout, 10.0))
+            second.enter_context(claim_run(layout, 10.0))
 
         slow_to_beat(monkeypatch, ledger, "first:", claims)
         monkeypatch.setattr(ledger.socket, "gethostname", lambda: "first")
-        with pytest.raises(UserError, match="on second"), claimed(layout, 10.0):
+        with pytest.raises(UserError, match="on second"), claim_run(layout, 10.0):
             pytest.fail("two run the plan")
 
 
@@ -222,10 +222,10 @@ def test_one_that_looked_too_early_looks_again(tmp_path: Path, monkeypatch: pyte
     earlier = {"_lives": lambda *_: False, "read_beat": lambda path: next(first, None) or read_beat(path)}
     for number, looks in enumerate((earlier, {"_newest_claim": lambda _: (0, None)})):
         layout = run_of(tmp_path / str(number))
-        with claimed(layout, 10.0), monkeypatch.context() as patch:
+        with claim_run(layout, 10.0), monkeypatch.context() as patch:
             for name, look in looks.items():
                 patch.setattr(ledger, name, look)
-            with pytest.raises(UserError, match="runs it already"), claimed(layout, 10.0):
+            with pytest.raises(UserError, match="runs it already"), claim_run(layout, 10.0):
                 pytest.fail("two run the plan")
 
 
@@ -237,9 +237,9 @@ def test_a_process_on_another_host_is_known_by_its_heart(layout: RunLayout, refu
     for process in (holder, *others):
         (layout.jobs / f"local-{process.generation:05d}.json").write_text(json.dumps(asdict(process)))
     beating, refused = Heart(heart, holder.name, 0.02 * BEATS_A_LIMIT), pytest.raises(UserError, match="another-host")
-    with beating, refused, claimed(layout, 10.0):
+    with beating, refused, claim_run(layout, 10.0):
         pass
-    with Heart(heart, holder.name, 1000.0), claimed(layout, 0.3):
+    with Heart(heart, holder.name, 1000.0), claim_run(layout, 0.3):
         assert read_beat(layout.heart(LOCAL, 2 + refused_since)) != NO_BEAT
 
 

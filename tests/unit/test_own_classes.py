@@ -22,11 +22,11 @@ from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.inference.traces import BoundaryPlan
 from mrt_hpc.provers.base import GradedBoundary
-from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.base import require_kind
 from mrt_hpc.recipe.kinds import ALGORITHMS
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import lock_text
-from mrt_hpc.recipe.user_code import changed, own_code
+from mrt_hpc.recipe.user_code import changed_modules, own_code
 from mrt_hpc.roles.training.iteration_data import RolloutReader, Samples
 from mrt_hpc.run.groups import commit_group
 
@@ -54,7 +54,7 @@ def test_a_recipe_names_a_method_that_is_learnt_and_a_prover_that_values_a_bound
     assert recipe.algorithm.sampled_tokens(recipe, 0) > 0
     assert not any("method" in where for where in ALGORITHMS.built_in.values()), "the package names none of them"
     batch = Batch([rollout("p", 0)], [{0: 0.4, 1: 1.0}], [], "", np.zeros(0), [])
-    (sequence,) = as_kind(recipe.algorithm, RolloutAlgorithm).learnt(batch).sequences
+    (sequence,) = require_kind(recipe.algorithm, RolloutAlgorithm).learnt(batch).sequences
     assert sequence.advantages == pytest.approx([0.8] * 3), "the reward less half of the value before the last episode"
     estimator = sys.modules[type(recipe.prover).__module__].CautiousMean(branches=None, count=2)  # nothing is asked
     assert estimator.estimate(GradedBoundary(BoundaryPlan(0, 0, 0.0), [], [])).value == 0.5
@@ -199,9 +199,9 @@ def test_a_run_keeps_the_code_and_its_tasks_use_the_copy(recipe_file: Path, tmp_
     recipe = load_recipe(recipe_file)
     layout = run_of(tmp_path / "run", recipe=recipe)
     (original,) = own_code(recipe)
-    assert changed(recipe, layout.code) == []
+    assert changed_modules(recipe, layout.code) == []
     original.write_text(original.read_text() + "\n# another day\n")
-    assert changed(recipe, layout.code) == [original]
+    assert changed_modules(recipe, layout.code) == [original]
     original.unlink()
     command = [sys.executable, "-c", READ, str(layout.recipe_lock)]
     read = subprocess.check_output(command, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -227,4 +227,4 @@ def test_what_a_module_imports_from_beside_it_is_kept_and_decides_verdicts_and_s
     for changed_file in (tmp_path / own / "rules.py", tmp_path / f"beside_{own}.py"):
         changed_file.write_text(changed_file.read_text() + "\nx = 1\n")
         assert before != (before := grader_digest(verifier, 2.0, 1.0)), changed_file
-    assert [path.name for path in changed(recipe, layout.code)] == ["rules.py", f"beside_{own}.py"]
+    assert [path.name for path in changed_modules(recipe, layout.code)] == ["rules.py", f"beside_{own}.py"]

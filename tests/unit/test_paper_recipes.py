@@ -1,7 +1,8 @@
-"""The recipes at the paper's scale: variants state the same method, and every plan fits its time limits."""
+"""The recipes at the paper's scale: a shape leaves the method as it is, and every plan fits its time limits."""
 
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,101 +13,147 @@ from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.sites import find_site
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.hours import expected_hours, throughput
-from mrt_hpc.recipe.find import RECIPES, find
+from mrt_hpc.plan.shape import shape_changes
+from mrt_hpc.recipe.base import require_kind
+from mrt_hpc.recipe.find import RECIPES, SHAPES, find, known_names
 from mrt_hpc.recipe.lock import differences
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import Coupling, HuggingFaceModel
 
 PAPER = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "quickstart")
-ON_ONE_GPU = [name for name in PAPER if not name.startswith(("backtracking", "sft_", "star", "mrt_star"))]
-"""The recipes whose algorithm samples in every iteration: their inference and trainer can take turns on one GPU."""
-VARIED = [*((variant, name) for variant in ("4x8", "preemptible") for name in PAPER)]
-VARIED += [("one_gpu", name) for name in ON_ONE_GPU]
-ALL = [*PAPER, *(f"{variant}/{name}" for variant, name in VARIED)]
+ON_ONE_GPU = [name for name in PAPER if not name.startswith("backtracking")]
+"""The collections of the others take months of one GPU."""
+SHAPED = [*((name, shape) for shape in ("4x8", "preemptible") for name in PAPER)]
+SHAPED += [(name, "one_gpu") for name in ON_ONE_GPU]
+ALL = [*((name, "") for name in PAPER), *SHAPED]
 GPUS = {"": 8, "4x8": 32, "preemptible": 8, "one_gpu": 1}
-"""The GPUs that a run of each folder may use at a time, its evaluations aside."""
+"""The GPUs that a run of each shape may use at a time, its evaluations aside."""
 FREE = {
     "schedule.coupling": "which role uses the GPUs when decides no number of the method",
     "schedule.iterations_per_job": "the length of a segment decides where jobs end, and no result",
     "training.checkpoint_every": "how much a lost trainer computes again, which gives the same weights",
     "evaluation.problem_shards": "the number of tasks that share the problems; every sample has the seed of its place",
 }
-"""The fields besides resources in which a variant may differ from its recipe, with the reason why no number of the
-method depends on them.
-"""
+"""The fields besides resources that a shape may change, with the reason why no number of the method depends on them."""
 
 
-def folder_of(name: str) -> str:
-    return name.rpartition("/")[0]
+@cache
+def shaped(name: str, shape: str, *settings: str) -> Recipe:
+    changes = (
+        shape_changes(shape, lambda changes: require_kind(recipe(name, *changes), Recipe), settings) if shape else ()
+    )
+    return recipe(name, *(changes or settings))
 
 
-def changed(*names: str) -> set[str]:
-    return {field for field, _, _ in differences(*(recipe(name).model_dump(mode="json") for name in names))}
+def changed(one: Recipe, other: Recipe) -> set[str]:
+    return {field for field, _, _ in differences(one.model_dump(mode="json"), other.model_dump(mode="json"))}
 
 
-def test_every_recipe_has_every_variant_and_comes_with_the_package() -> None:
-    assert [name for name in PAPER if recipe(name).algorithm.samples_rollouts] == ON_ONE_GPU
+def test_every_recipe_and_shape_comes_with_the_package() -> None:
     files = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
-    for variant in ("4x8", "preemptible", "one_gpu"):
-        wanted = ON_ONE_GPU if variant == "one_gpu" else PAPER
-        assert sorted(path.stem for path in (FOLDER / variant).glob("*.yaml")) == wanted
-    for name in ALL:
-        assert find(RECIPES, name) == FOLDER / f"{name}.yaml"
-        patterns = files[f"share/mrt-hpc/recipes/{folder_of(name)}".rstrip("/")]
-        assert any(FOLDER / f"{name}.yaml" in FOLDER.parent.glob(pattern) for pattern in patterns), name
+    assert {""} | set(known_names(SHAPES)) == GPUS.keys()
+    for kind, names, below in ((RECIPES, PAPER, ""), (SHAPES, known_names(SHAPES), "/shapes")):
+        for name in names:
+            path = FOLDER / f"{below.strip('/')}" / f"{name}.yaml"
+            assert find(kind, name) == path
+            assert any(path in FOLDER.parent.glob(pattern) for pattern in files[f"share/mrt-hpc/recipes{below}"]), name
 
 
-def test_a_variant_differs_in_nothing_that_decides_a_result() -> None:
-    for variant, name in VARIED:
-        fields = changed(name, f"{variant}/{name}")
-        assert fields, f"{variant}/{name} states what differs"
-        assert {field for field in fields if not field.startswith("resources.")} <= FREE.keys(), f"{variant}/{name}"
+def test_a_shape_changes_nothing_that_decides_a_result() -> None:
+    for name, shape in SHAPED:
+        fields = changed(recipe(name), shaped(name, shape))
+        assert fields, f"{name} --shape {shape}"
+        assert {field for field in fields if not field.startswith("resources.")} <= FREE.keys(), (name, shape)
+
+
+def test_a_shape_of_resources_alone_continues_a_run_and_what_the_user_sets_stays() -> None:
+    for name in PAPER:
+        assert all(field.startswith("resources.") for field in changed(recipe(name), shaped(name, "4x8"))), name
+    four = ("resources.trainer.ranks=4", "resources.inference.gpus=4")
+    one = shaped("mrt_online", "one_gpu", "schedule.iterations_per_job=3", *four)
+    assert (one.schedule.iterations_per_job, one.resources.trainer.ranks) == (3, 4)
+    few = shaped("mrt_star", "preemptible", "resources.inference.tasks=5")
+    assert few.resources.inference.tasks == 5
+
+
+def test_no_profile_of_a_user_changes_what_a_shape_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(changes: tuple[str, ...]) -> Recipe:
+        return require_kind(recipe("mrt_online", *changes), Recipe)
+
+    before = shape_changes("one_gpu", load, ())
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "mrt-hpc" / "sites").mkdir(parents=True)
+    (tmp_path / "mrt-hpc" / "sites" / "example.yaml").write_text("type: slurm\nname: example\ngpu_type: h100\n")
+    assert find_site("example").gpu_name == "h100"
+    assert shape_changes("one_gpu", load, ()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("mrt_online", "--shape", "one_gpus"), "one_gpu is the nearest"),
+        (("mrt_online", "--shape", "quickstart"), "there is no such shape"),
+        (("quickstart", "--shape", "one_gpu"), "the recipe uses none"),
+        (("runs", "--shape", "one_gpu"), "there is no such recipe"),
+        (("mrt_online", "--shape", "one_gpu", "--set", "resources.trainer.time_limit_minutes=5"), "no number fits"),
+        (("one_gpu/mrt_online",), "mrt-hpc plan mrt_online --shape one_gpu"),
+        (("shapes/one_gpu",), "this is a shape, and no recipe"),
+    ],
+)
+def test_a_shape_that_is_no_shape_of_a_recipe_is_refused(words: tuple[str, ...], says: str) -> None:
+    refused = typed("plan", *words, exits=2)
+    assert says in refused.output, refused.output
 
 
 def test_every_job_ends_within_nine_tenths_of_its_limit_and_readme_has_the_hours_that_plan_expects() -> None:
     site, late, hours = find_site("example"), {}, {}
-    for name in ALL:
-        rates = throughput(recipe(name), site)
+    for name, shape in ALL:
+        one = shaped(name, shape)
+        rates = throughput(one, site)
         assert rates is not None
-        plan = compile_plan(recipe(name), site)
-        expected = expected_hours(plan, recipe(name), rates)
+        plan = compile_plan(one, site)
+        expected = expected_hours(plan, one, rates)
         assert expected.keys() == {job.name for job in plan.jobs}, "the hours of every job are known"
         limits = {job.name: 0.9 * job.resources.time_limit_minutes / 60 for job in plan.jobs}
-        late |= {(name, job): each.longest for job, each in expected.items() if each.longest > limits[job]}
-        hours[name] = f"{sum(each.gpu_hours for each in expected.values()):,.0f}"
+        late |= {(name, shape, job): each.longest for job, each in expected.items() if each.longest > limits[job]}
+        hours[name, shape] = f"{sum(each.gpu_hours for each in expected.values()):,.0f}"
     assert late == {}
-    assert {name: hours_in_readme(folder_of(name))[name.rpartition("/")[2]] for name in ALL} == hours
+    assert {(name, shape): hours_in_readme(shape)[name] for name, shape in ALL} == hours
 
 
-def hours_in_readme(folder: str) -> dict[str, str]:
-    """The hours of a folder by the names of the recipes; the recipes of a line share a number, or have one each."""
+def hours_in_readme(shape: str) -> dict[str, str]:
+    """The hours of a shape by the names of the recipes; the recipes of a line share a number, or have one each."""
     line = re.compile(r"^\| (`[^|]+) \|.*\| ([\d, ]+) \| ([\d, ]+) \| ([\d, ]+) \| ([\d, ]*)\|$", re.MULTILINE)
     found: dict[str, str] = {}
     for names, *cells in line.findall((FOLDER / "README.md").read_text()):
         recipes = re.findall(r"`(\w+)\.yaml`", names)
-        hours = cells[list(GPUS).index(folder)].strip().split(", ")
+        hours = cells[list(GPUS).index(shape)].strip().split(", ")
         found |= dict(zip(recipes, hours if len(hours) == len(recipes) else hours * len(recipes), strict=True))
     return found
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_plan_prints_a_recipe_without_a_doubt(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "shape"), ALL)
+def test_plan_prints_a_recipe_without_a_doubt(
+    name: str, shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))  # no Slurm to ask
-    assert "GPU-hours" in typed("plan", name).output
-    assert "doubtful" not in typed("plan", name, "--site", "example").output, "this machine need not have the GPUs"
+    words = ("plan", name, *(("--shape", shape) if shape else ()))
+    assert "GPU-hours" in typed(*words).output
+    assert "doubtful" not in typed(*words, "--site", "example").output, "this machine need not have the GPUs"
 
 
-def test_a_run_uses_the_gpus_of_its_folder_and_its_jobs_of_the_preemptible_queue_are_short() -> None:
-    for name in ALL:
-        one = recipe(name)
+def test_a_run_uses_the_gpus_of_its_shape_and_its_jobs_of_the_preemptible_queue_are_short() -> None:
+    for name, shape in ALL:
+        one = shaped(name, shape)
         inference, trainer = one.resources.inference, one.resources.trainer
         sampling = min(inference.tasks, inference.max_parallel or inference.tasks) * inference.gpus
         training = trainer.ranks * trainer.gpus
         together = one.algorithm.samples_rollouts and one.schedule.coupling is Coupling.CONCURRENT
-        used = sampling + training if together else max(sampling, training)
-        assert used <= GPUS[folder_of(name)], name
+        used = sampling + training if together else max(sampling if one.samples_traces else 0, training)
+        assert used <= GPUS[shape], name
         assert (trainer.ranks_per_node or trainer.ranks) <= 8, f"{name}: a node has eight GPUs"
-        if folder_of(name) == "preemptible":
+        if shape == "preemptible":
             assert one.training.checkpoint_every == 1, f"{name}: one update is lost"
             jobs = [job.resources for job in compile_plan(one, LocalSite()).jobs]
             assert max(resources.time_limit_minutes for resources in jobs if resources.gpus) <= 240, name
@@ -140,5 +187,5 @@ def test_both_rows_of_reinforcement_learning_have_the_same_algorithms() -> None:
     of_aime = {name.removesuffix("_deepscaler") for name in PAPER if name.endswith("_deepscaler")}
     assert of_aime == {"grpo", "length_penalty", "mrt", "mrt_online"}
     for name in of_aime:
-        sections = {field.split(".")[0] for field in changed(name, f"{name}_deepscaler")}
+        sections = {field.split(".")[0] for field in changed(recipe(name), recipe(f"{name}_deepscaler"))}
         assert sections <= {"name", "model", "data", "episodes"}

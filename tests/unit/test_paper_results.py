@@ -14,10 +14,16 @@ from mrt_hpc.analysis.attempts import analyse_attempts, attempts_of_model
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, SampleAttempt
 from mrt_hpc.analysis.paper_results import RESULTS
-from mrt_hpc.analysis.regret_curves import analyse_regret_beyond, voting_regret
-from mrt_hpc.analysis.scaling import require_few_draws
-from mrt_hpc.analysis.vote_curves import by_total, votes_of_attempts, votes_of_samples
-from mrt_hpc.mrt.regret import TraceCurve, area_under_values, joined, regret_against_voting
+from mrt_hpc.analysis.regret_beyond import analyse_regret_beyond
+from mrt_hpc.analysis.scaling import prefix_curve, require_few_draws
+from mrt_hpc.analysis.vote_curves import (
+    analyse_scaling_by_episodes,
+    curves_by_episodes,
+    votes_of_attempts,
+    votes_of_samples,
+)
+from mrt_hpc.analysis.voting_regret import voting_regret
+from mrt_hpc.mrt.regret import TraceCurve, area_under_values, join_curves, regret_against_voting
 from mrt_hpc.mrt.values import Vote
 from mrt_hpc.mrt.votes import weighted_majority_at_k
 from mrt_hpc.recipe.choices import Boundaries
@@ -114,7 +120,9 @@ def test_regret_goes_on_through_the_extensions_up_to_each_budget_alone() -> None
         (budget, pytest.approx(1 - area)) for budget, area in zip((40, 128, 192), areas, strict=True)
     ]
     assert not found.remarks
-    curve = joined(TraceCurve(np.array([0.0, 9.0]), np.array([0.0, 1.0])), TraceCurve(np.array([7.0]), np.array([0.5])))
+    curve = join_curves(
+        TraceCurve(np.array([0.0, 9.0]), np.array([0.0, 1.0])), TraceCurve(np.array([7.0]), np.array([0.5]))
+    )
     assert curve.tokens.tolist() == [0, 9, 9], "answers there are shorter, and the area has a base all the same"
     assert area_under_values(curve.tokens, curve.values, 18) == pytest.approx((4.5 + 4.5) / 18)
 
@@ -186,13 +194,45 @@ def test_weights_are_read_from_the_likelihoods_of_the_answers(places: dict[str, 
     assert refusal(require_few_draws, many).where == "--weighted"
 
 
-def test_traces_of_each_number_of_episodes_have_curves_of_their_own() -> None:
-    one, two = by_total(model(PROBLEMS), [])
-    assert [(t.episodes, t.traces, t.problems) for t in (one, two)] == [(1, 3, 2), (2, 1, 1)]
-    assert [p.accuracy.mean for p in one.curves[0].points] == [0.75, 0.875]  # of a and of b: .5 and 1, .75 and 1
-    assert [p.accuracy.mean for p in two.curves[0].points] == pytest.approx([0.5, 0.5, 0.0])
-    complete = two.curves[-1]
-    assert (complete.way, [p.accuracy.mean for p in complete.points]) == ("pass@k", [0.5, 1.0]), "of problem a alone"
+def test_traces_of_five_numbers_of_episodes_share_their_curves() -> None:
+    """Three traces of one episode and one of two: 1 to 5 together, in which the short ones keep their last answers."""
+    (one,) = curves_by_episodes(model(PROBLEMS), [])
+    assert (one.name, one.traces, one.problems) == ("1 - 5", 4, 2)
+    long = {
+        "a": (
+            trace("R", 9, *(boundary(i, "RX") for i in range(7))),
+            trace("X", 9, *(boundary(i, "XX") for i in range(2))),
+        ),
+        "b": (trace("R", 9, boundary(0, "RR")),),
+    }
+    found = list(curves_by_episodes(model(long), []))
+    assert [(b.name, b.traces, b.problems) for b in found] == [("0", 1, 1), ("1 - 5", 1, 1), ("6 - 10", 1, 1)]
+    assert [p.accuracy.mean for p in found[2].prefixes[0].points] == [0.5] * 7
+    complete = found[2].complete[-1]
+    assert (complete.way, [p.accuracy.mean for p in complete.points]) == ("pass@k", [0.5, 1.0]), "all samples of a"
+
+
+def test_branches_start_on_the_line_of_one_answer() -> None:
+    """At the prefix of j episodes: one answer at j, two at j + 1, four at j + 3, and eight at j + 7."""
+    eight = model({"a": (trace("R", 9, *(boundary(10 * i, "RX" * 4) for i in range(3))),)})
+    direct = replace(model({"a": tuple(trace("R" if i else "X", 4) for i in range(4))}), name="direct")
+    by_count, by_tokens = analyse_scaling_by_episodes([eight, direct]).figures
+    (panel,) = by_count.panels
+    *branches, blue = [line for line in panel.lines if "direct" not in line.label]
+    assert (blue.dash, blue.x, blue.means) == ("solid", (0.0, 1.0, 2.0), pytest.approx([0.5] * 3))
+    assert [(line.dash, line.x) for line in branches] == [
+        ("dashed", (j, j + 1.0, j + 3.0, j + 7.0)) for j in (0.0, 1.0, 2.0)
+    ]
+    assert all(line.means[0] == pytest.approx(blue.means[j]) for j, line in enumerate(branches)), "from the blue line"
+    ways = {line.label: line for line in panel.lines if "direct" in line.label}
+    assert {label: line.x for label, line in ways.items()} == {
+        "maj@k of direct": (1, 2, 4),
+        "pass@k of direct": (1, 2, 4),
+    }
+    assert ways["pass@k of direct"].means == [0.75, 1.0, 1.0]
+    (panel,) = by_tokens.panels
+    assert panel.doubling and panel.lines[3].x == tuple(point.tokens for point in prefix_curve(eight, 1).points)
+    assert all(line.x[0] == panel.lines[3].x[j] for j, line in enumerate(panel.lines[:3]))
 
 
 def test_votes_of_samples_and_of_attempts() -> None:

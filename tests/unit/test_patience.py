@@ -11,7 +11,7 @@ from unittest.mock import DEFAULT, Mock
 
 import pytest
 from commands import refusal
-from run_of import job_of, say
+from run_of import bare_run, job_of, say
 
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.plan.jobs import Role
@@ -19,7 +19,6 @@ from mrt_hpc.recipe.sections import Resilience
 from mrt_hpc.roles.task import peers as peers_module
 from mrt_hpc.roles.task.peers import Peers, PeersFailedError, PeerStatus, PeerWait
 from mrt_hpc.run.atomic import write_bytes, write_json
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Observer
 from mrt_hpc.run.retries import (
     FULL_DISK,
@@ -28,7 +27,7 @@ from mrt_hpc.run.retries import (
     Shortage,
     error_number,
     list_directory,
-    retrying,
+    retry_action,
     wait_until,
 )
 from mrt_hpc.run.retries import shortage as shortage_of
@@ -44,11 +43,11 @@ def failing(times: int, number: int) -> Mock:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_waited_out_within_a_limit(number: int, caplog: pytest.LogCaptureFixture) -> None:
     action = failing(50, number)
-    assert retrying(action, "a shard", QUICK) == "done"
+    assert retry_action(action, "a shard", QUICK) == "done"
     assert action.call_count == 51
-    assert all(words in caplog.text for words in ("PAUSED: the disk is full", "continues with: a shard"))
+    assert all(words in caplog.text for words in ("PAUSED: the disk is full, or no inodes", "continues with: a shard"))
     short = RetryPolicy(full_limit_s=0.02, full_pause_s=0.001)
-    assert refusal(retrying, failing(10**4, number), "a shard", short).exit_code is ExitCode.GIVE_BACK
+    assert refusal(retry_action, failing(10**4, number), "a shard", short).exit_code is ExitCode.GIVE_BACK
 
 
 @pytest.mark.parametrize(("room", "lacking"), [("nr_inodes=4", NO_INODES), ("size=16k", FULL_DISK)])
@@ -61,20 +60,23 @@ def test_full_inodes_are_told_from_a_full_disk(tmp_path: Path, room: str, lackin
                 write_bytes(tmp_path / str(number), bytes(3000))
         assert shortage_of(full.value) is lacking
         write = partial(write_bytes, tmp_path / "new", bytes(20000))
-        assert lacking.shown_by in str(refusal(retrying, write, "a shard", RetryPolicy(full_limit_s=0.0)).advice)
+        assert lacking.shown_by in str(refusal(retry_action, write, "a shard", RetryPolicy(full_limit_s=0.0)).advice)
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-@pytest.mark.parametrize(("number", "tries"), [(errno.EIO, 4), (errno.ESTALE, 4), (errno.EACCES, 1)])
+@pytest.mark.parametrize(
+    ("number", "tries"),
+    [(errno.EIO, 4), (errno.ESTALE, 4), (errno.EKEYEXPIRED, 4), (errno.ENOTCONN, 4), (errno.EACCES, 1)],
+)
 def test_a_fleeting_error_is_tried_again_within_a_bound_and_no_other_is(number: int, tries: int) -> None:
-    assert retrying(failing(tries - 1, number), "x", QUICK) == "done"
+    assert retry_action(failing(tries - 1, number), "x", QUICK) == "done"
     action = failing(100, number)
     with pytest.raises(OSError, match=os.strerror(number)):
-        retrying(action, "x", QUICK)
+        retry_action(action, "x", QUICK)
     assert action.call_count == tries
     with pytest.raises(ZeroDivisionError):
-        retrying(lambda: 1 / 0, "x", QUICK)
+        retry_action(lambda: 1 / 0, "x", QUICK)
 
 
 def test_the_number_is_found_also_where_a_library_has_put_it_into_text() -> None:
@@ -104,7 +106,7 @@ def test_a_listing_is_tried_again_and_never_taken_for_empty(tmp_path: Path, monk
 @pytest.fixture
 def peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Peers:
     monkeypatch.setattr(peers_module, "LOOK_EVERY_S", 0.0)
-    return Peers(RunLayout(tmp_path), (job_of("trainer", Role.TRAINER, 2),), Observer(limit_s=1000))
+    return Peers(bare_run(tmp_path), (job_of("trainer", Role.TRAINER, 2),), Observer(limit_s=1000))
 
 
 def are(peers: Peers, *states: TaskState) -> None:

@@ -31,7 +31,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
     monkeypatch.setattr(asked_models, "live_jobs", lambda _: {"segment-000.trainer": LiveJob("17", at_work=True)})
     monkeypatch.setattr(create, "check_model", lambda _: None)
     monkeypatch.setattr(evaluation_alone, "start", lambda *_: None)
-    for name in ("check_architecture", "check_tokenizer", "check_prompts", "name_unreadable"):
+    for name in ("check_architecture", "check_tokenizer", "check_prompts", "name_faulty_golds"):
         monkeypatch.setattr(prepare, name, lambda *_, **__: None)
     long = ("schedule.iterations=248", "schedule.iterations_per_job=62", "training.keep_weights=3")
     return run_of(tmp_path / "grpo", *long)

@@ -1,6 +1,7 @@
 """A whole directory in another place is not taken: readers compare run, iteration, position, number and problem."""
 
 import shutil
+import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -124,6 +125,21 @@ def test_weights_of_another_run_or_version_are_set_aside(layout: RunLayout) -> N
         verified_weights(sampler, 0)
     shutil.copytree(other.weights_version(1), layout.root / "model")
     assert verify(layout.root / "model", anywhere=True).about["version"] == 1, "one run takes over from another"
+
+
+@pytest.mark.parametrize("written", ["", "another-name"])
+def test_a_damaged_name_of_the_run_makes_no_part_of_it_damaged(layout: RunLayout, written: str) -> None:
+    sampler, name = task_of(layout, INFERENCE), layout.identity.read_text()
+    publish_some(layout, 0, 1)
+    layout.identity.write_text(written)
+    for version in (0, 1):
+        refused = refusal(verified_weights, sampler, version)
+        assert not isinstance(refused, DamagedError)
+        assert refused.where == layout.identity
+    assert not layout.set_aside.exists()
+    subprocess.run(["bash", "-c", str(refused.advice).partition(",")[0]], check=True)
+    assert layout.identity.read_text().strip() == name.strip()
+    assert verified_weights(sampler, 1).version == 1
 
 
 def test_stored_samples_of_another_problem_are_damaged(tmp_path: Path) -> None:

@@ -2,11 +2,12 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from basics import EVALUATION
-from commands import recipe, typed
+from commands import recipe, refusal, typed
 
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.backends.local.site import LocalSite
@@ -22,10 +23,13 @@ from mrt_hpc.plan.hours import (
     expected_hours,
     expected_uses,
     model_billions,
+    plan_cost,
     sampling_seconds,
     throughput,
 )
 from mrt_hpc.plan.jobs import Role
+from mrt_hpc.plan.whole_nodes import filled_nodes, set_fields
+from mrt_hpc.recipe.base import require_kind
 from mrt_hpc.recipe.schema import EvaluatedModel, EvaluationRecipe, Recipe
 from mrt_hpc.recipe.site import MeasuredThroughput, SiteSettings
 from mrt_hpc.roles.report import sampled_rate, trained_rate
@@ -115,10 +119,52 @@ def test_an_evaluation_on_its_own_is_counted_by_its_problems(tmp_path: Path) -> 
     """872 problems of five benchmarks in shards of an eighth, 20 samples of 1,000 tokens each, for two models."""
     two = evaluation(tmp_path, LENGTHS[0], "resources.evaluation.gpus=2", names=("a", "b"))
     plan = evaluation_plan(two, LocalSite())
+    fewer = refusal(evaluation_plan, two, SlurmSite(name="x", max_submit_jobs=50))
+    assert fewer.advice == "--set evaluation.problem_shards=4", "40 tasks, and two more jobs"
     hours = expected_hours(plan, two, RATES)["evaluation"]
     assert plan.jobs[1].tasks == 2 * 5 * 8
     assert hours.hours == pytest.approx((180 + (30 + 30 + 40 + 272 + 500) / 5 / 8 * 20) / 3600)
     assert hours.gpu_hours == pytest.approx(80 * 2 * hours.hours)
+
+
+def test_whole_nodes_are_counted_as_they_are_charged_and_filled_where_that_is_cheaper() -> None:
+    one = recipe("mrt_online", *TEN, *LENGTHS, "schedule.max_staleness=0", "evaluation.benchmarks=[]")
+    measured = MeasuredThroughput(sampled_tokens_per_second=1000.0, trained_tokens_per_second=2000.0)
+    shared, site = (SlurmSite(name="lab", node_gpus=node_gpus, throughput=measured) for node_gpus in (None, 8))
+    plan = compile_plan(one, site)
+    asked, charged = (expected_hours(plan, one, rates_of(one, place)) for place in (shared, site))
+    for job in plan.jobs:
+        hours, resources = asked[job.name].hours, job.resources
+        assert charged[job.name].gpu_hours == pytest.approx(hours * job.tasks * (8 if resources.gpus else 0))
+        assert asked[job.name].gpu_hours == pytest.approx(hours * job.tasks * resources.gpus)
+    limits = sum(job.tasks * 8 * job.resources.time_limit_minutes / 60 for job in plan.jobs if job.resources.gpus)
+    assert plan_cost(plan, 8).gpu_hours == pytest.approx(limits)
+    filled = filled_nodes(one, site, lambda other: compile_plan(require_kind(other, Recipe), site))
+    assert filled is not None
+    again = set_fields(one, filled.changes)
+    assert (again.resources.inference.gpus, again.resources.trainer.ranks) == (8, 8)
+    faster = replace(rates_of(again, site), sampled_per_s=8000.0)  # a task of eight GPUs in place of one
+    expected = expected_hours(compile_plan(again, site), again, faster)
+    assert filled.gpu_hours == pytest.approx(sum(hours.gpu_hours for hours in expected.values()))
+    assert filled.gpu_hours < sum(hours.gpu_hours for hours in charged.values())
+    for other, place in ((again, site), (one, shared)):  # its nodes are full; jobs share nodes
+        assert filled_nodes(other, place, lambda _: plan) is None
+
+
+def test_the_hours_of_the_papers_run_are_those_that_a_site_with_whole_nodes_charges(tmp_path: Path) -> None:
+    """19.8 GPU-hours of inference and 29.9 of evaluation are of tasks with one GPU, and 17.9 of trainers with four: on
+    nodes of eight they take 19.8 x 8 + 17.9 x 2 + 29.9 x 8 = 433.
+    """
+    profile = tmp_path / "lab.yaml"
+    profile.write_text("type: slurm\nname: lab\ngpu_type: h100\nnode_gpus: 8\nsbatch: {exclusive: true}\n")
+    printed = typed("plan", "mrt", "--site", profile).output
+    assert "Expected: 433 GPU-hours as this site charges them" in printed
+    assert "ask for 68" in printed
+    (line,) = [line for line in printed.splitlines() if line.startswith("Tasks that fill whole nodes")]
+    assert "80 GPU-hours" in line
+    assert "Expected: 80 GPU-hours" in typed("plan", "mrt", "--site", profile, *line.partition(": ")[2].split()).output
+    profile.write_text(profile.read_text().replace("node_gpus: 8\n", ""))
+    assert "until node_gpus" in typed("plan", "mrt", "--site", profile).output, "what is not counted is said"
 
 
 def test_stated_rates_follow_gpu_and_size_and_measured_ones_replace_them() -> None:

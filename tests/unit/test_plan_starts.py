@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from basics import executable, resources
-from commands import commands_first, recipe, typed
+from commands import commands_first, recipe, refusal, typed
 from run_of import run_of
 
 from mrt_hpc.backends.backend import StartEstimate
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm import arrays
-from mrt_hpc.backends.slurm.arrays import sbatch_texts, start_estimates
+from mrt_hpc.backends.slurm.arrays import refuse_untaken, sbatch_texts, start_estimates
 from mrt_hpc.backends.slurm.queued_as import MOST_ASKED
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.plan.compile import compile_plan
@@ -81,7 +81,6 @@ def test_a_start_is_found_in_the_words_of_each_version(at: str, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("answer", "shown", "questions"),
     [
-        (said("sbatch: error: lua: no\nsbatch: error: allocation failure: Invalid qos", 1), "lua: no; alloc", 5),
         (said("sbatch: Job 1 to start at Unknown using 1 processors on nodes n1"), "Job 1 to start at Unknown", 5),
         ("exit 0", "nothing", 5),
         ("exit 3", "exit code 3", 5),
@@ -106,6 +105,54 @@ def test_an_answer_without_a_time(
     assert one.answer.startswith(shown)
 
 
+QOS = ("Invalid qos specification", "site profile cluster, {} jobs: qos: long")
+FEATURE = ("Batch job submission failed: Invalid feature specification", "{} jobs: constraint: ib")
+LONG = ("Requested time limit is invalid (missing or exceeds some limit)", "{} jobs: max_time_minutes: 600")
+PLUGIN = ("lua: not here", "account: us; qos: long; constraint: ib")
+
+
+@pytest.mark.parametrize(("words", "line"), [QOS, FEATURE, LONG, PLUGIN])
+def test_a_refusal_names_the_line_of_the_profile_and_no_job_is_sent(
+    words: str, line: str, tmp_path: Path, folder: Path
+) -> None:
+    site = SITE.model_copy(update={"qos": "long", "max_time_minutes": 600})
+    sbatch(folder, said(f"sbatch: error: {words}", 1))
+    found = start_estimates(PLAN.jobs, site, RunLayout(tmp_path / "run"))
+    assert {one.is_taken for one in found} == {False}
+    for kind, one in zip(("cpu", "gpu"), found, strict=True):
+        assert words in one.answer and line.format(kind) in one.answer
+    refused = refusal(refuse_untaken, PLAN.jobs, site, RunLayout(tmp_path / "run"), print)
+    assert (str(refused.value), refused.where) == (found[0].answer, "sbatch --test-only")
+    assert set((folder / "calls").read_text().split()) == {"--test-only"}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        said(f"sbatch: error: {NO_NODES}", 1),
+        said("sbatch: error: AssocMaxSubmitJobLimit", 1),
+        said("sbatch: unrecognized option --test-only", 1),
+        said("sbatch: error: Unable to contact slurm controller (connect failure)", 1),
+        "exec sleep 600",
+    ],
+)
+def test_what_says_nothing_of_the_request_is_shown_and_stops_no_submission(
+    answer: str, tmp_path: Path, folder: Path
+) -> None:
+    """Nodes that are down, a full queue, no controller, and no answer in time."""
+    sbatch(folder, answer)
+    shown: list[str] = []
+    refuse_untaken(PLAN.jobs, SITE, RunLayout(tmp_path / "run"), shown.append)
+    assert "whether Slurm takes prepare" in shown[0] and "is not known" in shown[0]
+
+
+def test_an_option_that_sbatch_does_not_know_is_named_with_its_line(tmp_path: Path, folder: Path) -> None:
+    sbatch(folder, said("sbatch: unrecognized option --constrain=ib", 1))
+    site = SITE.model_copy(update={"sbatch": {"constrain": "ib", "exclusive": True}})
+    answer = start_estimates(PLAN.jobs, site, RunLayout(tmp_path / "run"))[0].answer
+    assert "constrain: ib" in answer and "exclusive" not in answer
+
+
 def test_plan_prints_the_estimates_of_what_is_not_done_and_itself_without(tmp_path: Path, folder: Path) -> None:
     site, run = tmp_path / "site.yaml", run_of(tmp_path / "run", site=SITE)
     site.write_text("type: slurm\nname: here\ngpu_type: a100\n")
@@ -120,4 +167,5 @@ def test_plan_prints_the_estimates_of_what_is_not_done_and_itself_without(tmp_pa
     sbatch(folder, said("sbatch: error: invalid partition specified: cpu", 1))
     shown = typed(*with_site, run.root).output
     assert "invalid partition specified: cpu" in shown and "segment-000.inference" in shown
+    assert "submit will refuse segment-000.inference" in shown
     assert "percent" in typed(*with_site, tmp_path / "a%b").output, "the queue is not asked, and why"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import recipe, refusal
-from run_of import run_of, task_of
+from run_of import bare_run, run_of, task_of
 from safetensors.numpy import load_file, save_file
 from transformers import LlamaConfig, Qwen3NextConfig
 from warm_start import build_tokenizer
@@ -19,13 +19,12 @@ from warm_start import build_tokenizer
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.roles import prepare
-from mrt_hpc.roles.prepare_checks import check_prompts, name_unreadable
+from mrt_hpc.roles.prepare_checks import check_prompts, name_faulty_golds
 from mrt_hpc.roles.task.context import Task
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
 from mrt_hpc.run.problems import read_problems, write_problems
 from mrt_hpc.run.weights import publish
-from mrt_hpc.training.agreement import make_small
+from mrt_hpc.training.small_model import make_small
 
 BENCHMARK = "evaluation.benchmarks=[{name: held-out, problems: {type: small_world, split: held_out, problems: 20}}]"
 FILES = ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
@@ -44,7 +43,7 @@ def prepare_task(run: Path, *settings: str, name: str = "quickstart") -> Task:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    layout = RunLayout(tmp_path_factory.mktemp("other"))
+    layout = bare_run(tmp_path_factory.mktemp("other"))
     publish(layout, 12, fill)
     return layout.weights_version(12)
 
@@ -132,7 +131,7 @@ def task(tmp_path: Path) -> Task:
 
 def lengths(task: Task, path: Path) -> list[int]:
     prompter = Prompter.of(STARTING_MODEL, task.recipe.prompt)
-    return sorted(len(prompter.encoded(p.problem)) for p in read_problems(path))
+    return sorted(len(prompter.encode_problem(p.problem)) for p in read_problems(path))
 
 
 def make_long(path: Path, count: int) -> None:
@@ -149,13 +148,16 @@ def change_first(task: Task, **changes: Any) -> str:
 
 @pytest.mark.parametrize(
     ("answers", "unreadable"),
-    [([], []), (["\\frac{1}{", "\\frac{1}{2}.", "x+1"], [0]), ([("2", "x+1"), ("2", "\\frac{1}{")], [1])],
-)
-def test_unreadable_gold_answers(task: Task, caplog: pytest.LogCaptureFixture, answers: Any, unreadable: Any) -> None:
+    [([], []), (["\\frac{1}{", "\\frac{1}{2}.", "x+1"], [0]), ([("2", "x+1"), ("2", "\\frac{1}{")], [1]),
+     (["\\textbf{(B)}\\ 12", "\\textbf{(C)}\\ D"], [1])],
+)  # fmt: skip
+def test_gold_answers_that_no_other_spelling_reaches(
+    task: Task, caplog: pytest.LogCaptureFixture, answers: Any, unreadable: Any
+) -> None:
     problems = read_problems(task.layout.train_data)
     odd = [replace(problem, answer=answer) for problem, answer in zip(problems, answers, strict=False)]
     write_problems(task.layout.train_data, [*odd, *problems[len(odd) :]])
-    name_unreadable(task)
+    name_faulty_golds(task)
     messages = [record.getMessage() for record in caplog.records]
     assert [message.rpartition(": ")[2] for message in messages] == [problems[n].id for n in unreadable]
     assert all(f"1 of 40 problems of {task.layout.train_data}" in message for message in messages)

@@ -18,7 +18,7 @@ from mrt_hpc.algorithms.samples import SampleSource
 from mrt_hpc.cli.plan import missing_inputs
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.mrt.sft import Conversation, Message
+from mrt_hpc.mrt.sft import Conversation, Message, Suffix
 from mrt_hpc.recipe.chat_template import StoredTemplate, check_stored, user
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_lock
@@ -97,7 +97,10 @@ def test_templates_by_what_they_make_of_a_question(template: str, tmp_path: Path
     """One that leaves one thought open is accepted; jinja2 alone renders each as transformers does."""
     model(tmp_path, template)
     found = []
-    for render in (Prompter.of(tmp_path, Prompt()).rendered, StoredTemplate(tmp_path, Prompt(), template).render):
+    for render in (
+        Prompter.of(tmp_path, Prompt()).render_messages,
+        StoredTemplate(tmp_path, Prompt(), template).render,
+    ):
         try:
             found.append(render([user("a"), {"role": "assistant", "content": "b"}], True))
         except Exception as error:
@@ -196,14 +199,16 @@ def beginning(directory: Path, template: str | None) -> Prompter:
 def test_prompts_and_conversations_begin_once_with_the_tokens_that_the_tokenizer_writes(tmp_path: Path) -> None:
     for template in (None, "{{ messages[0]['content'] }}\n", "{{ bos_token }}" + CHAT, CHAT):
         begun = beginning(tmp_path, template)
-        first, ids = begun.tokenizer.convert_tokens_to_ids("<s>"), begun.encoded("1+1")
+        first, ids = begun.tokenizer.convert_tokens_to_ids("<s>"), begun.encode_problem("1+1")
         assert [i for i in ids if i == first] == ids[:1]
         assert begun.tokenizer.decode(ids).endswith(begun.text("1+1")[-20:])
     source = SampleSource(None, tmp_path, begun, None, lambda: iter(()), lambda _: None)  # type: ignore[arg-type]
     masked = source.conversation(Conversation("a", (Message("user", "1+1"), Message("assistant", "2"))))
     assert masked.token_ids[0] == first
     assert begun.tokenizer.decode(np.array(masked.token_ids)[masked.learnt]) == "2<|end|>"
-    assert "twice" in refusal(beginning(tmp_path, "{{ bos_token }}{{ bos_token }}" + CHAT).encoded, "1+1").message()
+    assert (
+        "twice" in refusal(beginning(tmp_path, "{{ bos_token }}{{ bos_token }}" + CHAT).encode_problem, "1+1").message()
+    )
 
 
 def test_the_end_of_a_turn_stops_a_completion(tmp_path: Path) -> None:
@@ -223,6 +228,34 @@ def test_the_end_of_a_turn_stops_a_completion(tmp_path: Path) -> None:
         found = Prompter.of(tmp_path, Prompt())
         names = found.tokenizer.convert_ids_to_tokens(found.stop_token_ids)
         assert names == ["<|end|>", *added]
+
+
+LIKE_GEMMA = (
+    "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}<end>\n{% endfor %}"
+    "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
+)
+LIKE_PHI = LIKE_GEMMA.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}")
+
+
+@pytest.mark.parametrize("template", [LIKE_GEMMA, LIKE_PHI])
+def test_a_supervised_sample_ends_where_a_sampled_one_does(tmp_path: Path, template: str) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>", "<end>"]})
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(tmp_path)
+    prompter = Prompter.of(tmp_path, Prompt())
+    source = SampleSource(None, tmp_path, prompter, None, lambda: iter(()), lambda _: None)  # type: ignore[arg-type]
+    turns = (Message("user", "1+1"), Message("assistant", "2"), Message("user", "2+1"), Message("assistant", "3"))
+    samples = {
+        "2<end>3<end>": source.conversation(Conversation("a", turns)),
+        "2<end>": source.suffix(Suffix("s", "1+1", "", "2")),
+    }
+    for written, masked in samples.items():
+        assert tokenizer.decode(np.array(masked.token_ids)[masked.learnt]) == written
+    assert tokenizer.convert_ids_to_tokens(source.append_end_token(prompter.ids("2"))[-1]) == "<end>", (
+        "branches, and STaR"
+    )
+    assert source.append_end_token([7, prompter.end_token_id]) == [7, prompter.end_token_id]
 
 
 def test_special_tokens_are_found_in_a_text_and_so_is_a_tag_that_is_no_token(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Where the Python of the tasks lacks what they import: a submission refuses it beforehand, and a task says it."""
 
 import importlib
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -17,18 +18,19 @@ from mrt_hpc.attempt.python_look import PythonLookError, look_at_python, no_task
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm import backend as slurm_backend
 from mrt_hpc.backends.slurm.site import Container, SlurmSite
-from mrt_hpc.cluster.doctor import local_checks
+from mrt_hpc.cluster.doctor import python_checks
 from mrt_hpc.cluster.doctor.situation import Situation
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Role
+from mrt_hpc.run.process import run_program
 from mrt_hpc.submit.submission import objections_to
 
 
 def test_tasks_are_refused_where_they_would_run_with_a_light_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_look, "missing_here", lambda: ("vllm",))
+    monkeypatch.setattr(python_look, "missing_packages", lambda: ("vllm",))
     assert no_tasks_here() is None, "a server may run already"
-    monkeypatch.setattr(python_look, "missing_here", lambda: ("torch", "vllm"))
+    monkeypatch.setattr(python_look, "missing_packages", lambda: ("torch", "vllm"))
     monkeypatch.setattr(slurm_backend.cluster_limits, "cluster_limits", lambda: None)
     image = Container(image="/images/cuda.sif")
     elsewhere = (SlurmSite(name="c", python="/shared/env/bin/python"), SlurmSite(name="c", container=image))
@@ -54,6 +56,28 @@ def test_a_look_reads_what_a_site_prints_in_another_encoding() -> None:
         look_at_python(["false"], setup=[f"{in_latin_1} >&2"])
 
 
+def test_what_pythonpath_holds_for_other_pythons_is_not_taken(tmp_path: Path) -> None:
+    """In a process of its own: this one has imported numpy. The folder has an empty package of that name."""
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "__init__.py").touch()
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for words in (("doctor",), ("plan", "quickstart")):
+        done = run_program([sys.executable, "-m", "mrt_hpc", *words], 120, environment)
+        assert done.returncode == ExitCode.OK, done.stderr
+
+
+def test_a_look_names_the_setup_line_that_failed_and_what_is_not_of_the_environment(tmp_path: Path) -> None:
+    good = look_at_python([sys.executable], setup=["true", "[ -e /nowhere ] && false", "if false; then true; fi"])
+    assert (good.failed_setup, good.strangers) == ("", {})
+    (tmp_path / "scipy").mkdir()
+    (file := tmp_path / "scipy" / "__init__.py").touch()
+    found = look_at_python(
+        [sys.executable], setup=["nosuch load gcc", f"export PYTHONPATH={tmp_path}", "(exit 3)"], environment={}
+    )
+    assert found.failed_setup == "nosuch load gcc (exit code 127)"
+    assert found.strangers == {"scipy": str(file)}
+
+
 def test_sampling_without_gpus(tmp_path: Path) -> None:
     one = "resources.inference.gpus=1"
     for name, version, *changes in (
@@ -67,7 +91,7 @@ def test_sampling_without_gpus(tmp_path: Path) -> None:
         asked = recipe("quickstart", *changes)
         site = SlurmSite(name="c", python=sys.executable, environment={"PYTHONPATH": str(folder)})
         error = objections_to(asked, compile_plan(asked, site), site.backend()).error
-        (looked_at,) = local_checks.python(Situation(site, asked, tmp_path))
+        (looked_at,) = python_checks.python(Situation(site, asked, tmp_path))
         for told in (str(error or ""), looked_at.remedy):
             assert ("--set resources.evaluation.gpus=1" in told) is (changes == [one])
 
@@ -77,7 +101,7 @@ def test_a_task_does_not_warm_a_model_up_that_cannot_be_sampled(monkeypatch: pyt
     asked = recipe("quickstart")
     for job in compile_plan(asked, LocalSite()).jobs:
         ran: list[Role] = []
-        monkeypatch.setattr(entry, "_imported", ran.append)
+        monkeypatch.setattr(entry, "_import_role", ran.append)
         with suppress(UserError):
             role_function(cast("Any", SimpleNamespace(job=job, experiment=asked)), job.role)
         assert bool(ran) is (job.role in (Role.TRAINER, Role.REPORT))

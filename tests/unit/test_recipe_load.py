@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mrt_hpc
-from mrt_hpc.backends.slurm.site import SlurmSite, unknown_options
-from mrt_hpc.recipe.load import load_recipe, load_site, merged, without_detour
-from mrt_hpc.recipe.lock import as_begun, differences, lock_text, read_recipe_lock
+from mrt_hpc.recipe.load import load_recipe, load_site, merge_fields, shorten_folder
+from mrt_hpc.recipe.lock import differences, keep_lock_values, lock_text, read_recipe_lock
 
 
 def test_every_recipe_and_every_site_profile_of_the_project_is_valid() -> None:
-    recipes = [path for path in RECIPES.rglob("*.yaml") if not {"bases", "suites"} & set(path.parts)]
+    recipes = [path for path in RECIPES.rglob("*.yaml") if not {"bases", "shapes", "suites"} & set(path.parts)]
     assert len(recipes) > 20
     for path in recipes:
         assert load_recipe(path).name
@@ -36,16 +35,11 @@ def test_overrides_replace_fields_and_list_items() -> None:
 
 def test_what_is_no_recipe_is_refused_with_its_place(tmp_path: Path) -> None:
     large, path = "[" + "1, " * 1_200_000 + "1]", tmp_path / "r.yaml"
-    texts = {"a: [1": ", line ", "": "", "- 1\n- 2": "", "name: x\nname: y": ", line 2", large: "3.6 MB"}
+    texts = {"a: [1": ", line ", "": "", "- 1\n- 2": "", "name: x\nname: y": ", line 2", large: "3,600,003 bytes"}
     for text, fact in texts.items():
         path.write_text(text)
         refused = refusal(load_recipe, path)
         assert str(refused.where).startswith(str(path)) and fact in refused.message() and refused.advice
-
-
-def test_an_option_that_sbatch_does_not_know_is_named() -> None:
-    (said,) = unknown_options(SlurmSite(name="here", sbatch={"constrain": "ib", "exclusive": "user"}))
-    assert "--constrain" in said and "--constraint" in said
 
 
 def test_the_lock_gives_back_the_recipe_and_a_fault_in_it_names_its_line_and_version(tmp_path: Path) -> None:
@@ -60,17 +54,27 @@ def test_the_lock_gives_back_the_recipe_and_a_fault_in_it_names_its_line_and_ver
     assert mrt_hpc.__version__ in str(refused.advice)
 
 
+def test_a_field_that_is_gone_and_decided_nothing_does_not_end_a_run(tmp_path: Path) -> None:
+    path, asked = tmp_path / "recipe.lock.yaml", recipe("mrt_online")
+    before = lock_text(asked).replace("  serving: {", "  serving: {attach: null, ")
+    assert before != lock_text(asked)
+    path.write_text(before)
+    assert read_recipe_lock(path) == asked
+    path.write_text(before.replace("attach: null", "attach: {address: 'unix:/a'}"))
+    assert "serving.attach" in refusal(read_recipe_lock, path).message()
+
+
 def test_an_unchanged_recipe_goes_on_with_a_run_of_other_defaults() -> None:
     wanted = recipe("length_penalty", "resources.inference.tasks=2")
     changed = wanted.algorithm.model_copy(update={"divide_by_std": True})
     locked = wanted.model_copy(update={"algorithm": changed, "resources": load_recipe(QUICKSTART).resources})
-    kept = as_begun(locked, wanted)
+    kept = keep_lock_values(locked, wanted)
     assert kept == wanted.model_copy(update={"algorithm": changed})
     found = list(differences(wanted.model_dump(mode="json"), kept.model_dump(mode="json")))
     assert found == [("algorithm.divide_by_std", False, True)]
     for changes in (["training.learning_rate=3e-6"], ["algorithm={type: grpo}", "prover=null"], ["evaluation.every=9"]):
         wanted = recipe("mrt_online", *changes)
-        assert as_begun(recipe("mrt_online"), wanted) == wanted, "what it names is never taken from the lock"
+        assert keep_lock_values(recipe("mrt_online"), wanted) == wanted, "what it names is never taken from the lock"
 
 
 BASE = """\
@@ -158,11 +162,11 @@ DATA = st.dictionaries(st.sampled_from(["a", "b", "c"]), SECTIONS, max_size=3)
 
 @given(DATA, DATA)
 def test_what_a_recipe_says_holds(base: dict[str, Any], own: dict[str, Any]) -> None:
-    assert merged(base, {}) == merged(base, base) == base
-    found = merged(base, own)
+    assert merge_fields(base, {}) == merge_fields(base, base) == base
+    found = merge_fields(base, own)
     assert found.keys() == base.keys() | own.keys()
     assert {name: value for name, value in own.items() if not isinstance(value, dict) and found[name] != value} == {}
-    assert merged(found, own) == found
+    assert merge_fields(found, own) == found
 
 
 def test_a_base_in_another_folder_names_its_files_as_it_does_alone(write: Callable[..., Path], tmp_path: Path) -> None:
@@ -170,17 +174,14 @@ def test_a_base_in_another_folder_names_its_files_as_it_does_alone(write: Callab
     assert load_recipe(write("", "variants/base.yaml", "../base")) == load_recipe(alone)
     (tmp_path / "variants" / "linked").symlink_to(tmp_path / "bases")
     detour = tmp_path / "variants" / "linked" / ".."
-    assert without_detour(detour) == detour, "a symbolic link leads elsewhere"
-    assert without_detour(tmp_path / "bases" / "..") == tmp_path
+    assert shorten_folder(detour) == detour, "a symbolic link leads elsewhere"
+    assert shorten_folder(tmp_path / "bases" / "..") == tmp_path
 
 
-def test_validate_says_what_to_type_next_and_a_wrong_recipe_is_no_valid_one() -> None:
-    changed = ("--set", "training.learning_rate=2e-6")
-    lines = typed("validate", QUICKSTART, *changed).output.splitlines()
-    assert (lines[0], lines[-1]) == ("valid", f"next: mrt-hpc plan {QUICKSTART} {' '.join(changed)}")
-    assert "submit will refuse" in typed("validate", RECIPES / "mrt_online.yaml").output, "no error, but said"
+def test_plan_refuses_a_wrong_recipe_and_says_what_a_right_one_lacks() -> None:
+    assert "submit will refuse" in typed("plan", RECIPES / "mrt_online.yaml").output, "no error, but said"
     for wrong in ("training.lerning_rate=1", "schedule={iterations: 100000, iterations_per_job: 1}"):
-        assert "valid" not in typed("validate", QUICKSTART, "--set", wrong, exits=2).stdout.split()
+        assert "jobs" not in typed("plan", QUICKSTART, "--set", wrong, exits=2).stdout.split()
 
 
 def test_data_are_found_beside_the_recipe_or_else_in_the_users_folder_and_never_in_the_package(

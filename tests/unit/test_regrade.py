@@ -17,7 +17,8 @@ from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.evaluate import regrade
 from mrt_hpc.evaluate.regrade import regrade_run
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.roles.evaluation_summary import Regrader, summary_of
+from mrt_hpc.roles.evaluation_summary import summary_of
+from mrt_hpc.roles.regrading import Regrader
 from mrt_hpc.roles.stored_parts import grader_of
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import commit_group, read_group

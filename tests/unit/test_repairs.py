@@ -25,7 +25,7 @@ from mrt_hpc.roles.training.iteration_data import RolloutReader, SampleReader, S
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout, collection_of
 from mrt_hpc.run.manifest import DamagedError, read_manifest
-from mrt_hpc.run.quarantine import evaluated_with_others
+from mrt_hpc.run.quarantine import foreign_evaluations
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 
@@ -137,7 +137,7 @@ def test_a_version_that_is_another_now_has_its_evaluations_made_again(layout: Ru
     version = first.unit.version
     publish_some(layout, version)
     digest = read_manifest(layout.weights_version(version)).digest
-    assert evaluated_with_others(layout, version, "digest") == [], "it is the same again"
+    assert foreign_evaluations(layout, version, "digest") == [], "it is the same again"
     second.task.set_aside([second.shard], "sampled again in the meantime")
     commit_group(second.shard, sampled(), weights=digest, settings=second.settings.sampled)
     summary = layout.evaluation_summary(version, first.unit.benchmark)

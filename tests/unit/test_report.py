@@ -14,6 +14,7 @@ import pytest
 from commands import typed
 from evaluated import commit_all, run_directory
 from golden import assert_golden
+from run_of import bare_run
 from synthetic_run import HOSTILE, Shape, SyntheticEvaluation, SyntheticRun
 from warm_start import build_tokenizer
 
@@ -26,12 +27,12 @@ from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
 from mrt_hpc.analysis.number_formats import cell, duration, number, percent, points
 from mrt_hpc.analysis.report import content
 from mrt_hpc.analysis.report.content import Boundary, Happening, RunRecord, SampleProblem, SampleTrace
-from mrt_hpc.analysis.report.plots import OVER_SEEDS, over_seeds, progress_stages
+from mrt_hpc.analysis.report.plots import OVER_SEEDS, average_seeds, progress_stages
 from mrt_hpc.analysis.report.render import render_page, script_hash, write_markdown
 from mrt_hpc.analysis.report.run_sections import sections
 from mrt_hpc.analysis.rows import mean_of, mean_rows, sample, summarise_evaluation
 from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, prefix_curve
-from mrt_hpc.errors import ExitCode
+from mrt_hpc.errors import ExitCode, visible
 from mrt_hpc.inference.tokens import StoredTokens
 from mrt_hpc.plan.hours import UseHours
 from mrt_hpc.plan.jobs import Role
@@ -77,27 +78,27 @@ def runs_of(page: str) -> Any:
 
 
 def test_no_character_is_unseen_or_hides_or_turns_others() -> None:
-    assert content.visible("a\x00b\x1bc\x7f\td\n\r\ne\rf") == "a␀b␛c␡\td\n\ne␍f"
-    assert content.visible("a\ud800b\u202ec\u200bd") == "a\ufffdb⟨U+202E⟩c⟨U+200B⟩d"
-    assert content.visible("é 数学 🙂 ✔\ufe0f ᠮ ظ") == "é 数学 🙂 ✔\ufe0f ᠮ ظ"
+    assert visible("a\x00b\x1bc\x7f\td\n\r\ne\rf") == "a␀b␛c␡\td\n\ne␍f"
+    assert visible("a\ud800b\u202ec\u200bd") == "a\ufffdb⟨U+202E⟩c⟨U+200B⟩d"
+    assert visible("é 数学 🙂 ✔\ufe0f ᠮ ظ") == "é 数学 🙂 ✔\ufe0f ᠮ ظ"
     for code in (0xAD, 0x61C, 0x115F, 0x180E, 0x2028, 0x2060, 0x3164, 0xE0000, 0xE0041, 0xE007F):
-        assert content.visible(f"a{chr(code)}b") == f"a⟨U+{code:04X}⟩b"
+        assert visible(f"a{chr(code)}b") == f"a⟨U+{code:04X}⟩b"
 
 
 @pytest.mark.parametrize("hostile", [HOSTILE, "</script><img src=x onerror=alert(1)>", "\ud800 ]]> {{ 1 + 1 }}"])
 def test_hostile_texts_stay_texts(hostile: str) -> None:
     evil = replace(
-        record(trace(text=hostile), name=hostile, recipe=content.visible(hostile), missing=(content.visible(hostile),)),
+        record(trace(text=hostile), name=hostile, recipe=visible(hostile), missing=(visible(hostile),)),
         recipe=hostile,
-        happenings=(Happening(0.0, hostile, hostile, hostile),),
+        happenings=(Happening(0.0, hostile, hostile, None, hostile),),
         problems={"p": SampleProblem(hostile, hostile)},
     )
     page = render_page([evil])
     page.encode()  # no lone surrogate is left
-    assert runs_of(page)[0]["traces"][0]["episodes"][0] == content.visible(hostile)
+    assert runs_of(page)[0]["traces"][0]["episodes"][0] == visible(hostile)
     shell = re.sub(r"<script.*?</script>|<style>.*?</style>", "", page, flags=re.DOTALL)
     assert (page.count("<script"), shell.count("<img"), shell.count("<b>")) == (2, 0, 0)
-    escaped = html.escape(content.visible(hostile)).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
+    escaped = html.escape(visible(hostile)).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
     assert escaped in shell
     assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", page)
 
@@ -198,7 +199,7 @@ LONG = RunSummary(
     files=(RunFile(what="last weights", path="weights/v000030"),), settings={"group size": "8"},
     versions={"torch": "2"}, upload="1 directory", upload_command="wandb sync x",
 )  # fmt: skip
-HAPPENINGS = tuple(Happening(86400.0 * n, f"kind {n % 2}", "t", str(n)) for n in range(3))
+HAPPENINGS = tuple(Happening(86400.0 * n, f"kind {n % 2}", "t", None, str(n)) for n in range(3))
 ROLES = (Role.INFERENCE, Role.TRAINER, Role.REPORT)
 HOURS = tuple(
     UseHours(role, use, n + 1.0, 2.0 * n + k, 8.0 * n + 4.0)
@@ -267,11 +268,12 @@ def test_progress_is_averaged_by_stage_over_traces_that_are_long_enough() -> Non
 
 
 def test_a_run_that_has_done_little_gets_a_report(tmp_path: Path) -> None:
-    assert "0 of 3 iterations" in write_markdown(tmp_path, [record()]).read_text()
-    assert not (tmp_path / "plots").exists()
+    run = bare_run(tmp_path)
+    assert "0 of 3 iterations" in write_markdown(run.root, [record()]).read_text()
+    assert not run.plots.exists()
     bare = IterationMetrics(iteration=0, reward_mean=0.0, tokens_per_rollout=0.0)
-    assert "| 0 | 0 | 0 | – | – |" in write_markdown(tmp_path, [record(iterations=(bare,))]).read_text()
-    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == ["reward.png", "tokens.png"]
+    assert "| 0 | 0 | 0 | – | – |" in write_markdown(run.root, [record(iterations=(bare,))]).read_text()
+    assert sorted(path.name for path in run.plots.iterdir()) == ["reward.png", "tokens.png"]
 
 
 @pytest.mark.parametrize("kind", ["lines", "error bars", "trends", "stack"])
@@ -317,7 +319,7 @@ def test_the_page_has_the_traces_of_the_run(run: RunLayout) -> None:
     assert sources == ["rollouts of iteration 2", *evaluations, *(f"rollouts of iteration {i}" for i in range(2))]
     first = next(trace for trace in found["traces"] if trace["source"] == evaluations[0])
     assert first["episodes"][0].startswith("Wait, x=0: First, x=3: 2*x+4")
-    assert content.visible(HOSTILE) in first["episodes"][1]
+    assert visible(HOSTILE) in first["episodes"][1]
     assert first["rest"].startswith("\n</think>\n\n\\boxed{")
     assert first["values"][0] == 0.25, "one of four branches is right there"
     assert sum(count for _, right, count, _ in first["answers"][0] if right) == 1
@@ -393,7 +395,7 @@ def test_lines_of_an_arm_are_their_mean_with_the_range_of_its_seeds() -> None:
     point = IntervalEstimate(9.0, 8.0, 10.0)
     lines = [Line("a", (0.0, 10.0), (point, replace(point, mean=value))) for value in (1.0, 2.0)]
     late = Line("a", (10.0, 20.0), (replace(point, mean=6.0), point))
-    drawn = over_seeds([*lines, Line("b", (0.0,), (point,)), late])
+    drawn = average_seeds([*lines, Line("b", (0.0,), (point,)), late])
     assert [(line.label, line.x) for line in drawn] == [("a", (10.0,)), ("b", (0.0,))]
     assert drawn[0].y == (IntervalEstimate(3.0, 1.0, 6.0),)
     assert drawn[1].y == (point,), "a single run keeps its interval over problems"

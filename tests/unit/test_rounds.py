@@ -14,16 +14,9 @@ from run_of import publish_some, run_of, say, task_of
 from samples import sampled
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.roles.sampling import round_sampler
-from mrt_hpc.roles.sampling.round_sampler import (
-    GroupPlace,
-    NeedWatch,
-    NotNeededError,
-    RollingSampler,
-    Round,
-    Rounds,
-    RoundSampler,
-)
+from mrt_hpc.roles.sampling import rolling_sampler, round_sampler
+from mrt_hpc.roles.sampling.rolling_sampler import RollingSampler
+from mrt_hpc.roles.sampling.round_sampler import GroupPlace, NeedWatch, NotNeededError, Round, Rounds, RoundSampler
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState
@@ -51,7 +44,7 @@ def rounds(layout: RunLayout, index: int = 0) -> Rounds:
 
 
 def found(layout: RunLayout, index: int = 0) -> Round:
-    return cast("Round", rounds(layout, index).awaited())
+    return cast("Round", rounds(layout, index).await_round())
 
 
 @pytest.mark.parametrize("at_work", [(0,), (0, 2), (0, 1, 2, 3)])
@@ -82,8 +75,8 @@ def test_work_goes_no_further_ahead_than_the_staleness_limit(layout: RunLayout) 
     assert rounds(layout)._look() is None, "the trainer may bring the next weights version"
     publish_some(layout, 1)
     assert (found(layout).iteration, found(layout).version) == (2, 1)
-    assert rounds(layout).following(0, sampling=()) is None, "the server has not loaded it yet"
-    work = rounds(layout).following(1, sampling=())
+    assert rounds(layout).next_round(0, sampling=()) is None, "the server has not loaded it yet"
+    work = rounds(layout).next_round(1, sampling=())
     assert work and (work.iteration, work.version) == (2, 1)
 
 
@@ -92,10 +85,10 @@ def test_a_task_does_not_begin_once_more_what_it_is_sampling(layout: RunLayout) 
     complete(layout, 0, 0)
     held = found(layout)
     assert all(held.leases.claim(position) for position in (1, 2, 3))
-    work = rounds(layout).following(0, sampling={GroupPlace(0, 1), GroupPlace(0, 3)})
+    work = rounds(layout).next_round(0, sampling={GroupPlace(0, 1), GroupPlace(0, 3)})
     assert work and work.positions == [2, 4, 5, 6, 7, 8, 9]
     nothing_left = {GroupPlace(iteration, position) for iteration in range(2) for position in range(GROUPS)}
-    assert rounds(layout).following(0, nothing_left) is None
+    assert rounds(layout).next_round(0, nothing_left) is None
 
 
 def test_inference_ends_when_the_segment_is_trained(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +97,7 @@ def test_inference_ends_when_the_segment_is_trained(layout: RunLayout, monkeypat
     watch.look()
     publish_some(layout, ITERATIONS)
     assert rounds(layout)._look() == (None,), "at once, though the trainer still runs"
-    assert rounds(layout).awaited() is None
+    assert rounds(layout).await_round() is None
     with pytest.raises(NotNeededError):  # a server that is starting is given up
         watch.look()
 
@@ -112,14 +105,14 @@ def test_inference_ends_when_the_segment_is_trained(layout: RunLayout, monkeypat
 def test_inference_ends_soon_after_the_trainer_has_failed_or_when_all_is_sampled_without_it(layout: RunLayout) -> None:
     assert found(layout).positions
     say(layout, TRAINER, TaskState.FAILED)
-    refused = refusal(rounds(layout).awaited)
+    refused = refusal(rounds(layout).await_round)
     assert (refused.exit_code, TRAINER in refused.message()) == (ExitCode.FATAL, True)
     say(layout, TRAINER, TaskState.RUNNING)
     for iteration in range(ITERATIONS):
         complete(layout, iteration)
     assert rounds(layout)._look() is None, "the trainer may find a group damaged"
     say(layout, TRAINER, TaskState.STOPPED)
-    assert rounds(layout).awaited() is None
+    assert rounds(layout).await_round() is None
 
 
 @dataclass
@@ -156,7 +149,7 @@ def rolled(sampled: Sampled, following: Callable[[], Round | None], swap: Callab
             await sampler.sample(a_round(0), 2.5)
 
     with pytest.MonkeyPatch.context() as quick:
-        quick.setattr(round_sampler, "LONGEST_LOOK_S", 0.01)
+        quick.setattr(rolling_sampler, "LONGEST_LOOK_S", 0.01)
         asyncio.run(all_rounds())
 
 

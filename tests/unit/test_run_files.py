@@ -13,12 +13,13 @@ import pytest
 import samples
 from hypothesis import given
 from hypothesis import strategies as st
-from run_of import publish_some, read_events
+from run_of import bare_run, publish_some, read_events
 from samples import rollout
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.attempt.next_state import Ending, EndKind, next_state
+from mrt_hpc.errors import UserError
 from mrt_hpc.run import atomic, retries
-from mrt_hpc.run.atomic import commit_directory, creating, is_temporary, replacing, temporary_sibling, write_json
+from mrt_hpc.run.atomic import commit_directory, create_file, is_temporary, replace_file, temporary_sibling, write_json
 from mrt_hpc.run.events import EventKind, EventLog, EventStream, Process, last_event, process_of
 from mrt_hpc.run.groups import PARTS, Sampled, commit_group, complete_groups, read_group
 from mrt_hpc.run.layout import RunLayout, collecting_version, collection_of, is_collection
@@ -46,12 +47,12 @@ def sampled(text: str = "x") -> Sampled:
 def test_a_failed_write_leaves_the_old_content_and_no_litter_and_the_first_commit_wins(tmp_path: Path) -> None:
     path = tmp_path / "f.json"
     write_json(path, {"a": 1})
-    with pytest.raises(RuntimeError), replacing(path) as temporary:
+    with pytest.raises(RuntimeError), replace_file(path) as temporary:
         temporary.write_text("half")
         raise RuntimeError
     assert json.loads(path.read_text()) == {"a": 1}
     for content in ("first", "second"):
-        with creating(tmp_path / "f") as made:
+        with create_file(tmp_path / "f") as made:
             made.temporary.write_text(content)
         temporary = temporary_sibling(tmp_path / "d")
         assert is_temporary(temporary)
@@ -126,7 +127,7 @@ def test_a_forked_child_syncs_with_threads_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_group_comes_back_as_it_was_and_a_late_one_is_dropped(tmp_path: Path) -> None:
-    path = RunLayout(tmp_path).group(3, 7)
+    path = bare_run(tmp_path).group(3, 7)
     assert commit_group(path, sampled(), holder="first")
     assert not commit_group(path, sampled("late"), holder="late")
     group = read_group(path)
@@ -137,7 +138,7 @@ def test_a_group_comes_back_as_it_was_and_a_late_one_is_dropped(tmp_path: Path) 
 
 @pytest.mark.parametrize("file", [*(f"{name}.parquet" for name in PARTS), "MANIFEST.json"])
 def test_a_byte_changed_anywhere_in_a_group_is_found_out(tmp_path: Path, file: str) -> None:
-    path = RunLayout(tmp_path).group(3, 7)
+    path = bare_run(tmp_path).group(3, 7)
     commit_group(path, sampled())
     content = (path / file).read_bytes()
     for place in range(0, len(content), 7):
@@ -175,7 +176,7 @@ def test_each_collection_has_a_place_and_a_number_of_its_own(tmp_path: Path) -> 
 
 
 def test_weights_versions_are_complete_or_absent_until_they_are_pruned(tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path)
+    layout = bare_run(tmp_path)
 
     def fail(directory: Path) -> None:
         (directory / "half").write_text("x")
@@ -186,7 +187,8 @@ def test_weights_versions_are_complete_or_absent_until_they_are_pruned(tmp_path:
     assert published_versions(layout) == []
     publish_some(layout, 1)
     assert not publish(layout, 1, lambda directory: (directory / "late").touch())
-    assert verify(layout.weights_version(1)).about == {"place": [], "version": 1}
+    place = [layout.identity.read_text().strip(), "weights/v000001"]
+    assert verify(layout.weights_version(1)).about == {"place": place, "version": 1}
     assert list(layout.weights.iterdir()) == [layout.weights_version(1)]
     (layout.weights_version(1) / "model.safetensors").write_text("weightS")
     with pytest.raises(DamagedError):
@@ -197,7 +199,7 @@ def test_weights_versions_are_complete_or_absent_until_they_are_pruned(tmp_path:
 
 
 def test_what_lies_after_the_checkpoint_is_set_aside_with_its_reason(tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path)
+    layout = bare_run(tmp_path)
     for version in (1, 2, 3):
         publish_some(layout, version)
         write_json(layout.metrics(version - 1), {})
@@ -300,14 +302,14 @@ def test_an_event_that_a_full_disk_cuts_short_is_written_again(tmp_path: Path, m
 
 
 def test_a_task_that_fails_too_often_or_fatally_is_not_run_again(tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path)
+    layout = bare_run(tmp_path)
     record = read_task(layout, "j", 3)
     assert record.state is TaskState.WAITING
-    for state in (TaskState.RETRYING, TaskState.RETRYING, TaskState.FAILED):
-        record = record.failed("why", ExitCode.RETRYABLE, retries=2, progressed=False)
+    for number, state in enumerate((TaskState.RETRYING, TaskState.RETRYING, TaskState.FAILED)):
+        record = next_state(record, Ending(EndKind.FAILED, f"7.{number}", "why", retries=2))
         assert record.state is state
-    fatal = TaskRecord(TaskState.RUNNING).failed("why", ExitCode.FATAL, retries=2, progressed=True)
-    assert fatal.state is TaskState.FAILED
+    fatal = Ending(EndKind.FATAL, "7.0", "why", progressed=True, retries=2)
+    assert next_state(TaskRecord(TaskState.RUNNING), fatal).state is TaskState.FAILED
     write_task(layout, "j", 3, record)
     write_task(layout, "j", 2, TaskRecord(TaskState.DONE))
     assert (read_task(layout, "j", 3).message, read_task(layout, "j", 3).failures) == ("why", 3)

@@ -95,10 +95,12 @@ def test_the_four_variants_of_backtracking() -> None:
         found = revise(ATTEMPT, variant, min_loss_sigmas=0)
         assert found is not None
         assert (found.attempt, found.boundary, found.revised) == (attempt, boundary, revised)
-        conversation = backtracking.as_conversation(found, "Back to step {step}.", instruction=" Think.", opening="<t>")
+        conversation = backtracking.revision_conversation(
+            found, "Back to step {step}.", instruction=" Think.", opening="<t>"
+        )
         said = ["What? Think.", f"<t>{attempt}", f"Back to step {boundary}.", f"<t>{revised}"]
         assert [(m.role, m.content) for m in conversation.messages] == [*zip([USER, ASSISTANT] * 2, said, strict=True)]
-        suffix = backtracking.as_suffix(found, "Back to {step}.")
+        suffix = backtracking.revision_suffix(found, "Back to {step}.")
         assert (suffix.problem, suffix.suffix) == ("What?", revised)
         assert suffix.prefix == f"{attempt}\n\nBack to {boundary}.\n\n"
     cut = [*CONTINUATIONS[:-1], [replace(CONTINUATIONS[-1][0], whole=False), *CONTINUATIONS[-1][1:]]]

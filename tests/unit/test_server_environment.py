@@ -26,7 +26,7 @@ from mrt_hpc.roles.sampling.ray_cluster import node_gpus
 from mrt_hpc.roles.sampling.serving import OwnServers, gpus_of, layout_of
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.access import CACHES, cache_variables
-from mrt_hpc.run.process import loading
+from mrt_hpc.run.process import pause_collector
 
 MakeTask = Callable[..., Task]
 
@@ -36,7 +36,7 @@ BINDING, VISIBLE = "VLLM_CPU_OMP_THREADS_BIND", "CUDA_VISIBLE_DEVICES"
 
 @pytest.fixture(autouse=True)
 def three_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mrt_hpc.inference.server_start.on_cpu", lambda: False)
+    monkeypatch.setattr("mrt_hpc.inference.server_start.is_on_cpu", lambda: False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 4})
     for name in ("OMP_NUM_THREADS", BINDING, VISIBLE):
         monkeypatch.delenv(name, raising=False)
@@ -118,7 +118,7 @@ def test_the_gpus_of_a_task_are_divided_among_its_servers(task: MakeTask, monkey
             assert asked["--distributed-executor-backend"] == "ray"
             assert asked["--tensor-parallel-size"] == str(expected.tensor_parallel)
             assert asked["--pipeline-parallel-size"] == str(expected.stages)
-    monkeypatch.setattr("mrt_hpc.inference.server_start.on_cpu", lambda: True)
+    monkeypatch.setattr("mrt_hpc.inference.server_start.is_on_cpu", lambda: True)
     with pytest.raises(UserError, match="without GPUs"):
         started(settings_of(task(8, 2)))
 
@@ -157,7 +157,7 @@ def test_a_process_that_loads_vllm_serves_only_with_the_variables_that_it_began_
         monkeypatch.delenv(name, raising=False)
     own = OwnServers(task())
     (tmp_path / "config.json").touch()
-    with own.loading():
+    with own.load_ahead():
         (process,) = own._begun
         server = VllmServer(settings_of(task()), process.directory / "log", key=own._key, begun=process)
         compiling = replace(server.settings, model_dir=tmp_path, extra_args=(), compiled_code=tmp_path)
@@ -234,7 +234,7 @@ def test_a_server_that_finds_no_compiler_or_may_not_execute_says_what_to_set(sai
 
 
 def test_the_collector_runs_again_after_libraries_were_loaded() -> None:
-    with pytest.raises(ImportError), loading():
+    with pytest.raises(ImportError), pause_collector():
         assert not gc.isenabled()
         raise ImportError
     assert gc.isenabled()

@@ -15,7 +15,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.protocol import Request, SamplingSettings
 from mrt_hpc.inference.server import VllmServer
-from mrt_hpc.inference.server_control import Address, ServerControl
+from mrt_hpc.inference.server_control import ServerControl
 from mrt_hpc.inference.server_pool import MOST_FAMILIES, ServerPool, SpreadGenerator, spread_over
 from mrt_hpc.inference.server_start import ServerSettings
 from mrt_hpc.recipe.sections import WeightSwap
@@ -226,7 +226,7 @@ def test_a_cache_that_was_not_cleared_fails_the_load(
         return httpx.Response(200, json={"success": cleared, "results": [{}]})
 
     monkeypatch.setattr(ServerControl, "call", answer)
-    control = ServerControl(Address("unix:/none"), "key", "log", "advice")
+    control = ServerControl(Path("/none"), "key", "log", "advice")
     try:
         control.load(tmp_path, 1, swap=swap, pause_deadline_s=1, read_deadline_s=1)
     except UserError:

@@ -1,5 +1,5 @@
-"""The brake: the size of each room, names that stand for two things, files that are too short or too long, the share of
-imports, and their circles. ``python tests/unit/test_size.py`` prints the tables below as the package is now.
+"""The brake: the size of each room, names that stand for two things, files that are too short or too long or hold two
+concepts, and circles of imports. ``python tests/unit/test_size.py`` prints the tables below as the package is now.
 
 A room is a folder or a module at the top of ``mrt_hpc``. Lines of code are lines without blanks, comments and
 docstrings. A commit that raises a number, or adds to a list, writes the reason beside it.
@@ -7,6 +7,7 @@ docstrings. A commit that raises a number, or adds to a list, writes the reason 
 
 import ast
 import io
+import re
 import tokenize
 from collections import defaultdict
 from functools import cache
@@ -17,44 +18,39 @@ from typing import NamedTuple
 PACKAGE = Path(__file__).parents[2] / "mrt_hpc"
 
 
-class Size(NamedTuple):
-    """How large a room may be."""
-
-    lines: int
-    """Lines of code, rounded up to the next 20: a mended fault needs no new number."""
-    files: int
-
-
 # -- the tables: paste here what a failure or ``python tests/unit/test_size.py`` prints -------------------------------
 
-ROOMS: dict[str, Size] = {
-    "algorithms": Size(700, 11),  # samples and starts are those of algorithms
-    "analysis": Size(4780, 27),  # arms over seeds, also in reports; the figures of the paper; equivalence
-    "attempt": Size(1380, 12),  # a job that takes a task over looks once more whether its heart has beaten
-    "backends": Size(2680, 22),  # what nvidia-smi and CUDA_VISIBLE_DEVICES say counts only where it names GPUs
-    "cli": Size(3360, 21),  # submit RUN, sweeps, judge, traces, check, names of other trainers
-    "cluster": Size(2200, 15),
-    "datasets": Size(1220, 6),  # what is damaged, cut or leads outside is refused, and numbers keep their digits
-    "domains": Size(2120, 18),
-    "errors": Size(60, 1),
-    "evaluate": Size(840, 7),  # what a run takes for granted of own classes, for `check`
-    "hub": Size(100, 1),
-    "images": Size(200, 1),
-    "inference": Size(2440, 19),  # a sample of a pause is one of the new weights, whatever a model calls its embedding
-    "modes": Size(400, 6),
-    "mrt": Size(560, 14),
-    "plan": Size(1240, 6),  # the numbers of a shape are checked
-    "provers": Size(660, 11),
-    "recipe": Size(2900, 19),  # headers of weights, and the tokens that end a sequence, are checked
-    "roles": Size(4380, 28),  # stored samples and groups are checked for what they hold; what a report may compare
-    "run": Size(2960, 27),  # a group is checked for the numbers of its rollouts; a field that stands twice
-    "submit": Size(1160, 9),  # files of examples and own verifiers are tried before the queue
-    "training": Size(2360, 16),  # copies between a GPU and the host, fast, have a file
-    "view": Size(1200, 8),  # explain knows of `cancel`
+ROOMS: dict[str, int] = {
+    "algorithms": 720,  # samples and starts are those of algorithms
+    "analysis": 5220,  # the tables of a run for programs, and what compare names, are here
+    "api": 220,  # the public face
+    "attempt": 1440,  # what an end counts is here and not in `run`; one function for all ends, and what is typed then
+    "backends": 3080,  # imports of files that were cut by concept
+    "cli": 3540,
+    "cluster": 2360,  # imports of files that were cut by concept
+    "datasets": 1260,  # gold answers that nothing reaches, and pictures that are missing, are found
+    "domains": 1760,  # answers are read before sympy sees them, and are equal by their values
+    "errors": 100,  # the texts and commands that a user is shown have their types here
+    "evaluate": 480,
+    "hub": 140,  # what a hub answers is no path; a cache that others can change is not written to
+    "images": 200,
+    "inference": 2300,  # imports of files that were cut by concept
+    "modes": 400,
+    "mrt": 560,
+    "plan": 1400,  # hours of nodes that are given whole, the tasks that fill them, and shapes in place of 45 recipes
+    "provers": 660,
+    "recipe": 3200,  # imports of files that were cut by concept
+    "roles": 4340,  # imports of files that were cut by concept
+    "run": 3220,  # columns of records are read as tables
+    "submit": 1140,  # imports of files that were cut by concept
+    "testing": 420,  # what a run takes for granted of own classes: it was in `evaluate`
+    "training": 2420,  # imports of files that were cut by concept
+    "view": 1340,  # logs that are pipes; early ends, hearts that stand still, room on the disk
 }
 SHORT: dict[str, str] = {
     "__main__.py": "python -m mrt_hpc",
     "attempt/placement.py": "which rank of which attempt a process is",
+    "attempt/signals.py": "what a task does when Slurm wants its nodes back",
     "backends/local/site.py": "each back end has a site",
     "inference/ray_node_main.py": "the main module of a process",
     "recipe/choices.py": "imported without the classes of the registry",
@@ -63,16 +59,31 @@ SHORT: dict[str, str] = {
     "training/accelerator.py": "the one place that imports DeepSpeed",
 }
 """Files with fewer than 40 lines of code, each with the reason why it is a file."""
+ONE_CONCEPT: dict[str, str] = {
+    "recipe/kinds.py": "the four kinds of classes that a recipe names, which a reader compares"
+}
+"""Files whose parts share no name and are one concept, each with the reason; three at most."""
 
 # ---------------------------------------------------------------------------------------------------------------------
 
 LEAST, MOST, STEP = 40, 450, 20
-MOST_IMPORTS = 0.105
-"""The share of the lines of code that may be imports."""
 ONE_FILE_EACH = {"algorithms", "modes", "mrt", "provers"}
 """Rooms with one file for each algorithm, prover and so on, which may be short: a reader looks for it by its name."""
 SAME_PART = {"__init__", "base", "backend", "site"}
 """Files that siblings have, each for its own folder."""
+MOST_WORDS = 90_000
+"""The words of all docstrings: those below attributes too."""
+MOST_ODD_NAMES = 0.03
+"""The share of functions that are named by a participle alone, or begin with a preposition: a reader cannot tell
+whether such a function acts or returns something.
+"""
+PREPOSITIONS = re.compile(
+    "(with|without|in|on|at|by|for|from|of|to|as|beside|below|behind|between|after|before|during)$"
+)
+PARTICIPLES = re.compile(
+    "(?!(seed|speed|need|embed|token|even|string|setting|meaning|warning)$)[a-z]{2,}(ed|en|ing)$"
+    "|(made|kept|sent|known|shown|begun|found|left|lost|held|told|done|built|bound|understood)$"
+)
 QUESTION = (
     "Ask before you go on: which concept is this, where does it live, and what can go? If it has to grow, put the line "
     "below into tests/unit/test_size.py, with the reason beside it:"
@@ -94,7 +105,8 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @cache
-def code_lines(path: Path) -> int:
+def code_of(path: Path) -> frozenset[int]:
+    """The numbers of the lines of code."""
     texts: set[int] = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -104,20 +116,73 @@ def code_lines(path: Path) -> int:
     for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
         if token.type not in blank:
             code.update(range(token.start[0], token.end[0] + 1))
-    return len(code - texts)
+    return frozenset(code - texts)
 
 
-def rooms() -> dict[str, Size]:
-    files: dict[str, list[int]] = defaultdict(list)
+def code_lines(path: Path) -> int:
+    return len(code_of(path))
+
+
+def rooms() -> dict[str, int]:
+    lines: dict[str, int] = defaultdict(int)
     for path in paths():
         if (room := Path(name_of(path)).parts[0].removesuffix(".py")) not in ("__init__", "__main__"):
-            files[room].append(code_lines(path))
-    return {room: Size(sum(lines), len(lines)) for room, lines in sorted(files.items())}
+            lines[room] += code_lines(path)
+    return dict(sorted(lines.items()))
 
 
-def row(room: str, size: Size) -> str:
+def row(room: str, lines: int) -> str:
     """The line of a room in the table."""
-    return f'    "{room}": Size({-(-size.lines // STEP) * STEP}, {size.files}),'
+    return f'    "{room}": {-(-lines // STEP) * STEP},'
+
+
+class Part(NamedTuple):
+    """Functions, classes and constants of a file that are joined by the names that they use."""
+
+    lines: int
+    names: list[str]
+    linked: set[str]
+
+    @property
+    def in_words(self) -> str:
+        return f"{self.lines} lines: {', '.join(self.names[:4])}"
+
+
+def parts(path: Path) -> list[Part]:
+    """The parts of a file that share no name."""
+    defined = [(node, names) for node in tree_of(path).body if (names := names_defined(node))]
+    own = {name for _, names in defined for name in names}
+    found: list[Part] = []
+    for node, names in defined:
+        linked = own & {*names, *names_used(node)}
+        first = min(n.lineno for n in (node, *getattr(node, "decorator_list", [])))
+        lines = len(code_of(path) & {*range(first, (node.end_lineno or first) + 1)})
+        joining = [part for part in found if part.linked & linked]
+        found = [part for part in found if not part.linked & linked]
+        whole = [name for part in joining for name in part.names]
+        linked |= {name for part in joining for name in part.linked}
+        found.append(Part(lines + sum(part.lines for part in joining), [*whole, *names], linked))
+    return found
+
+
+def names_defined(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+
+
+def names_used(node: ast.stmt) -> set[str]:
+    """Annotations may be texts."""
+    nodes = list(ast.walk(node))
+    texts = {each.value for each in nodes if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    return {each.id for each in nodes if isinstance(each, ast.Name)} | texts
+
+
+def several_concepts() -> dict[str, list[str]]:
+    """Files with two or more parts that are each long enough for a file."""
+    large = {name_of(path): [part.in_words for part in parts(path) if part.lines >= LEAST] for path in paths()}
+    return {name: found for name, found in large.items() if len(found) > 1}
 
 
 def classes_twice() -> dict[str, list[str]]:
@@ -194,12 +259,39 @@ def joined(graph: dict[str, set[str]], room: str) -> dict[str, set[str]]:
 
 def test_no_room_grows_unnoticed() -> None:
     grown = [
-        f"{row(room, size)}  # has {size.lines} lines of code in {size.files} files; it was {ROOMS.get(room)}"
-        for room, size in rooms().items()
-        if room not in ROOMS or size.lines > ROOMS[room].lines or size.files > ROOMS[room].files
+        f"{row(room, lines)}  # has {lines} lines of code; it was {ROOMS.get(room)}"
+        for room, lines in rooms().items()
+        if lines > ROOMS.get(room, 0)
     ]
     assert grown == [], f"{QUESTION}\n" + "\n".join(grown)
     assert ROOMS.keys() - rooms().keys() == set(), "take these out of ROOMS"
+
+
+def functions() -> list[str]:
+    nodes = [node for path in paths() for node in ast.walk(tree_of(path))]
+    return [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def is_odd(name: str) -> bool:
+    first, *more = name.strip("_").split("_")
+    return bool(PREPOSITIONS.match(first) or (not more and PARTICIPLES.match(first)))
+
+
+def test_a_function_is_named_by_what_it_does_or_returns() -> None:
+    odd = sorted(name for name in functions() if is_odd(name))
+    advice = "a verb for what acts, a noun for what returns something"
+    assert len(odd) <= MOST_ODD_NAMES * len(functions()), f"{advice}: {', '.join(odd)}"
+
+
+def docstring_words(path: Path) -> int:
+    bodies = [getattr(node, "body", ()) for node in ast.walk(tree_of(path))]
+    lines = [line.value for body in bodies if isinstance(body, list) for line in body if isinstance(line, ast.Expr)]
+    texts = (line.value for line in lines if isinstance(line, ast.Constant))
+    return sum(len(text.split()) for text in texts if isinstance(text, str))
+
+
+def test_docstrings_say_what_names_cannot_and_no_more() -> None:
+    assert sum(map(docstring_words, paths())) <= MOST_WORDS
 
 
 def test_no_class_name_stands_in_two_files() -> None:
@@ -223,15 +315,18 @@ def test_no_file_is_too_long() -> None:
     assert long == {}, f"more than {MOST} lines hold two concepts: which?"
 
 
-def imports_share() -> float:
-    """The share of the lines of code that import names."""
-    nodes = [node for path in paths() for node in ast.walk(tree_of(path))]
-    lines = sum((n.end_lineno or 0) - n.lineno + 1 for n in nodes if isinstance(n, ast.Import | ast.ImportFrom))
-    return lines / sum(map(code_lines, paths()))
+def test_no_file_holds_two_concepts() -> None:
+    several = several_concepts()
+    new = {file: found for file, found in several.items() if file not in ONE_CONCEPT}
+    assert new == {}, "these share no name: which concept is each? Give one of them a file, named by its concept"
+    assert ONE_CONCEPT.keys() - several.keys() == set(), "these have one part now, or are gone: take them out"
+    assert len(ONE_CONCEPT) <= 3, "cut a file instead"
 
 
-def test_few_lines_are_imports() -> None:
-    assert imports_share() <= MOST_IMPORTS, "join files that import nearly the same modules"
+def test_two_concepts_would_be_found(tmp_path: Path) -> None:
+    file = tmp_path / "two.py"
+    file.write_text("LEFT = 1\n\n\ndef left() -> int:\n    return LEFT\n\n\ndef right() -> int:\n    return 2\n")
+    assert [(part.lines, part.names) for part in parts(file)] == [(3, ["LEFT", "left"]), (2, ["right"])]
 
 
 def test_imports_make_no_circle() -> None:
@@ -249,14 +344,14 @@ def test_a_circle_would_be_found() -> None:
 def tables() -> str:
     """The tables at the top as the package is now. A reason that is not there yet is empty."""
     printed = [
-        *("ROOMS: dict[str, Size] = {", *(row(room, size) for room, size in rooms().items()), "}"),
+        *("ROOMS: dict[str, int] = {", *(row(room, lines) for room, lines in rooms().items()), "}"),
         *("SHORT: dict[str, str] = {", *(f'    "{name}": "{SHORT.get(name, "")}",' for name in short_files()), "}"),
     ]
     sizes = sorted(code_lines(path) for path in paths() if path.stem != "__init__")
     median, longest = sizes[len(sizes) // 2], sizes[-1]
     printed += [
         f"# {sum(sizes)} lines of code in {len(sizes)} files and {len(paths()) - len(sizes)} __init__; of a file",
-        f"# {median} lines in the median, {longest} at most; {imports_share():.1%} are imports",
+        f"# {median} lines in the median, {longest} at most",
     ]
     return "\n".join(printed)
 

@@ -11,10 +11,11 @@ from slurm_texts import USER, RecordedSlurm, squeue_prints
 
 from mrt_hpc.backends.backend import Hold
 from mrt_hpc.backends.slurm import survey
-from mrt_hpc.backends.slurm.commands import run_slurm, squeue_format, squeue_records, submitted_id
-from mrt_hpc.backends.slurm.commands import version as version_in
+from mrt_hpc.backends.slurm.commands import run_slurm
 from mrt_hpc.backends.slurm.queue import queue_states
 from mrt_hpc.backends.slurm.reasons import _REASONS, meaning
+from mrt_hpc.backends.slurm.slurm_output import squeue_format, squeue_records, submitted_id
+from mrt_hpc.backends.slurm.slurm_output import version as version_in
 from mrt_hpc.backends.slurm.survey import PartitionFacts, Survey, User, parse_nodes, seconds_of
 from mrt_hpc.cluster.job_rules import preemption, refusals
 from mrt_hpc.errors import UserError
@@ -167,6 +168,14 @@ LISTED = {
     DOWN: (Hold.RESOURCES, "sinfo -R"),
     "DependencyNeverSatisfied": (Hold.NEVER, "mrt-hpc cancel {run}"),
     "launch failed requeued held": (Hold.USER, "scontrol release {id}"),
+    "job requeued in held state": (Hold.USER, "scontrol release {id}"),
+    "job_requeued_in_held_state": (Hold.USER, "scontrol release {id}"),
+    "DeadLine": (Hold.NEVER, "mrt-hpc cancel {run}"),
+    "ReservationDeleted": (Hold.NEVER, "mrt-hpc cancel {run}"),
+    "QOSTimeLimit": (Hold.RESOURCES, "when the period ends"),
+    "AssociationTimeLimit": (Hold.RESOURCES, "when the period ends"),
+    "QOSResourceLimit": (Hold.RESOURCES, "when some of them end"),
+    "BeginTime": (Hold.TIME, "EligibleTime"),
 }
 
 
@@ -178,7 +187,9 @@ def test_a_reason_has_a_meaning_and_a_command_that_can_be_typed() -> None:
         ends = Hold.NEVER if command == "mrt-hpc cancel {run}" else Hold.RESOURCES
         hold, command = LISTED.get(reason, (ends if reason in LIMITS else found.hold, command))
         assert (found.hold, command in found.next, words in found.means) == (hold, True, True), found
-        typed = found.next.format(id="12_3", run="runs/x").replace("{id}", "")
+        typed = found.next.format(id="12_3", array="12", run="runs/x", role="trainer").replace("{id}", "")
         assert (bool(typed), "{" in typed) == (True, False), reason
+    for reason, names in (("QOSMaxJobsPerUserLimit", True), ("QOSMaxGRESPerUser", True), ("AssocGrpGRES", False)):
+        assert ("schedule.coupling: colocated" in str(meaning(reason))) is names, "two jobs of a run may take turns"
     for reason in ("", "SomethingNew", "QOSomething", "Assoc"):
         assert meaning(reason) is None

@@ -9,8 +9,11 @@ import pytest
 from basics import INFERENCE, TRAINER
 from canned_queue import CannedRun, canned_run
 from commands import refusal
+from submitted import age
 
-from mrt_hpc.attempt.entry import load_task, record_after
+from mrt_hpc.attempt.entry import ending_of, load_task
+from mrt_hpc.attempt.ledger import submissions
+from mrt_hpc.attempt.next_state import next_state
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.backends.slurm import commands as slurm_commands
 from mrt_hpc.backends.slurm import queue
@@ -48,7 +51,7 @@ STATES: list[tuple[list[str], str | None, dict[str, str]]] = [
     ([], CUT, {"12": "UNKNOWN"}),  # accounting cuts its list of tasks
     ([], "12_[0-4:2,7]|CANCELLED by 5|0:0||0", dict.fromkeys(("12_0", "12_2", "12_4", "12_7"), "CANCELLED")),
     # accounting lags behind and never learns of some ends, but knows best how a task has ended
-    (["12_2|PENDING|N/A|Resources|"], LAGGING, {"12_0": "UNKNOWN", "12_1": "COMPLETED", "12_2": "PENDING"}),
+    (["12_2|PENDING|N/A|Resources|"], LAGGING, {"12_0": "UNLISTED", "12_1": "COMPLETED", "12_2": "PENDING"}),
     (LISTED, BEST, {"12_0": "OUT_OF_MEMORY", "12_1": "CANCELLED"}),
     (LISTED, "", {"12_0": "FAILED", "12_1": "CANCELLED"}),
     # a task that is ending and is queued again has its whole time before it
@@ -63,7 +66,7 @@ STATES: list[tuple[list[str], str | None, dict[str, str]]] = [
 def test_the_state_of_a_job(run: CannedRun) -> None:
     for records, accounted, states in STATES:
         run.queue(*records)
-        run.command("sacct", f"cat << END\n{accounted}\nEND")
+        run.accounts(*(accounted or "").splitlines())
         if accounted is None:
             (run.commands / "sacct").chmod(0o644)
         found = {task: one.state.name for task, one in queue.queue_states(["12"]).items()}
@@ -113,10 +116,9 @@ def test_a_job_of_a_run_is_known_by_several_marks(run: CannedRun) -> None:
         ("run.prepare", "(null)", False),
         ("rewritten", "(null)", False),
     ):
-        record = f"12|PENDING|N/A|{name}|{script}"
-        run.queue("40|PENDING|N/A|a\n12|line break|/home/me/x.sh", record, record.replace("12|PENDING", "11|RUNNING"))
-        assert queue.unrecorded_jobs(root, []) == ({"prepare": ["11", "12"]} if found else {}), record
-        assert queue.unrecorded_jobs(root, ["11", "12"]) == {}
+        record, odd = f"12|PENDING|N/A|None||{name}|{script}|900", "40|PENDING|N/A|None||a\n12|line break|/home/me/x.sh"
+        run.prints(odd, record, record.replace("12|PENDING", "11|RUNNING"))
+        assert queue.own_jobs(run.layout) == ({"prepare": ["11", "12"]} if found else {}), record
 
 
 def test_a_command_that_waits_is_shown_and_one_that_does_not_answer_is_ended(
@@ -148,6 +150,13 @@ def test_habits_of_the_shell_do_not_change_what_slurm_is_asked(monkeypatch: pyte
 OWN, PARTNER, NEWER = "7", "12", "13"
 
 
+def lists(run: CannedRun, *job_ids: str) -> None:
+    """What squeue prints of the user's jobs; the asking task is of the run's inference."""
+    if "inference" not in {sent.job.rpartition(".")[2] for sent in submissions(run.layout)}:
+        run.submitted(inference=OWN)
+    run.queue(*(f"{job_id}|RUNNING|N/A|None|n1" for job_id in job_ids))
+
+
 class Watching:
     def __init__(self, run: CannedRun) -> None:
         self.now = 1000.0
@@ -163,7 +172,7 @@ class Watching:
 
 
 def test_a_job_that_two_listings_of_one_wait_lack_is_gone(run: CannedRun) -> None:
-    run.queue(OWN)
+    lists(run, OWN)
     assert not Watching(run).looks(3), "it was never submitted"
     run.submitted(trainer=PARTNER)
     before = run.calls.count("squeue")
@@ -175,20 +184,28 @@ def test_a_job_that_two_listings_of_one_wait_lack_is_gone(run: CannedRun) -> Non
     assert not watching.looks(1), "an earlier wait says nothing about this one"
     run.command("squeue", f"cat {run.commands}/queue; exit 1")
     assert not watching.looks(1), "errors are waited out"
-    run.queue(OWN)
+    lists(run, OWN)
     assert watching.looks(2)
     for listed in ((OWN, PARTNER), (PARTNER,), (), ("9",)):  # queued, hidden, empty, of others
-        run.queue(*listed)
+        lists(run, *listed)
         assert not Watching(run).looks(5), listed
     run.submitted(trainer=NEWER)
-    run.queue(OWN, NEWER)
+    lists(run, OWN, NEWER)
     assert not Watching(run).looks(3), "it was submitted again"
+    lists(run, OWN)
+    age(run.layout, 60.0)
+    assert not Watching(run).looks(3), "the listing may be older than the submission"
+    age(run.layout, 3600.0)
+    run.prints(
+        f"{OWN}|RUNNING|N/A|None|n1|{run.marks(OWN)}", f"{NEWER}|RUNNING|N/A|None|n1|thesis|/home/me/thesis.sh|1"
+    )
+    assert Watching(run).looks(2), "another job that has its id"
 
 
 def test_inference_ends_when_its_trainer_has_left_the_queue(run: CannedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_module, "LOOK_EVERY_S", 0.0)
     run.submitted(trainer=PARTNER)
-    run.queue(OWN)
+    lists(run, OWN)
     run.task(TRAINER, TaskState.STOPPED, attempt="12.0")
     watching, placement = Watching(run), Placement(0, 1, 0, "7.0")
     task = replace(load_task(run.layout, INFERENCE, 0, placement), gone=watching.watch)
@@ -198,7 +215,7 @@ def test_inference_ends_when_its_trainer_has_left_the_queue(run: CannedRun, monk
     with pytest.raises(UserError, match=TRAINER) as left:
         wait.check()
     assert left.value.exit_code is ExitCode.FATAL
-    after = record_after(task, left.value, TaskRecord(TaskState.RUNNING, attempt="7.0"))
+    after = next_state(TaskRecord(TaskState.RUNNING, attempt="7.0"), ending_of(task, left.value))
     assert (after.state, after.awaited) == (TaskState.FAILED, (TRAINER,))
 
 

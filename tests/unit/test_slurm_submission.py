@@ -12,18 +12,20 @@ import pytest
 from basics import EVALUATION, INFERENCE, QUICKSTART, TRAINER, executable, resources
 from canned_queue import CannedRun, canned_run
 from commands import refusal
-from run_of import forget_claims, run_of
-from submitted import current_ids, latest_ids
+from run_of import bare_run, forget_claims, run_of
+from submitted import age, current_ids, latest_ids
 
 from mrt_hpc.attempt.ledger import current_submissions, record_submission, submissions, task_ids
 from mrt_hpc.backends.queued_jobs import LiveJob
 from mrt_hpc.backends.slurm import arrays, queue, queued_as
 from mrt_hpc.backends.slurm.arrays import array_of
-from mrt_hpc.backends.slurm.commands import MARKS, SlurmRefusedError
+from mrt_hpc.backends.slurm.commands import SlurmRefusedError
 from mrt_hpc.backends.slurm.environment import ENDS_AT
-from mrt_hpc.backends.slurm.parameters import require_plain_path, sbatch_parameters
-from mrt_hpc.backends.slurm.queued_as import differences, queued_fields, queued_otherwise
-from mrt_hpc.backends.slurm.site import Partitions, Requeue, SlurmSite
+from mrt_hpc.backends.slurm.parameters import sbatch_parameters
+from mrt_hpc.backends.slurm.plain_paths import require_plain_path
+from mrt_hpc.backends.slurm.queued_as import differences, queue_differences, queued_fields
+from mrt_hpc.backends.slurm.site import Container, MemoryRequest, Partitions, Requeue, SlurmSite
+from mrt_hpc.backends.slurm.slurm_output import MARKS
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.plan.jobs import Job, Plan, Role, read_plan
@@ -31,7 +33,7 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-from mrt_hpc.submit.submission import Listener, awaited_as, start, without_hope
+from mrt_hpc.submit.submission import Listener, awaited_ids, dead_jobs, start
 
 SITE = SlurmSite(name="x")
 COUNT = "cd $(dirname $0); n=$(grep -c sbatch calls); "
@@ -68,6 +70,14 @@ def test_a_submission_that_stops_half_way_names_what_it_submitted(run: CannedRun
     for words in ("unavailable", f"prepare as job 1, {INFERENCE} as job 2", f"left: {TRAINER}, {EVALUATION}, report"):
         assert words in str(refused)
     assert latest_ids(run.layout) == {"prepare": "1", INFERENCE: "2"}
+
+
+def test_a_request_that_slurm_refuses_is_refused_before_a_job_is_sent(run: CannedRun) -> None:
+    executable(run.commands / "sbatch", f"echo $1 >> {run.commands}/calls; echo 'Invalid account' >&2; exit 1")
+    refused = refusal(submits, run.layout)
+    assert "Invalid account" in str(refused.value)
+    assert "--parsable" not in run.calls and "--test-only" in run.calls
+    assert latest_ids(run.layout) == {}
 
 
 def test_a_job_finds_its_call_also_where_nothing_can_be_told(run: CannedRun) -> None:
@@ -120,7 +130,7 @@ def test_the_ledger_holds_nothing_that_is_no_id(run: CannedRun) -> None:
 
 
 def test_two_submissions_at_once_are_both_recorded(tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path)
+    layout = bare_run(tmp_path)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: record_submission(layout, TRAINER, str(n), "site"), range(40)))
     assert sorted(int(one.job_id) for one in submissions(layout)) == list(range(40))
@@ -134,16 +144,16 @@ def plan() -> Plan:
 
 
 def test_each_task_goes_by_its_latest_submission(plan: Plan, tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path)
+    layout = bare_run(tmp_path)
     for slurm_id, tasks in (("10", None), ("12", None), ("15", (1, 2)), ("16", (2,))):
         record_submission(layout, INFERENCE, slurm_id, "here", tasks)
     array = plan.job(INFERENCE).model_copy(update={"tasks": 4})
     assert task_ids(array, current_submissions(layout)[INFERENCE]) == ["12_0", "15_1", "16_2", "12_3"]
     assert current_ids(layout) == ["12", "15", "16"]
     assert array_of((1, 3), None) == "1,3%2"
-    assert awaited_as(LiveJob("12", True, {0: "12_0", 1: "12_1"}), partly=False) == ("12",)
-    assert awaited_as(LiveJob("12", True, {0: "12_0", 2: "12_2"}), partly=True) == ("12_0", "12_2")
-    assert awaited_as(LiveJob("15", True, {0: "12_0", 1: "15_1"}), partly=False) == ("12_0", "15_1")
+    assert awaited_ids(LiveJob("12", True, {0: "12_0", 1: "12_1"}), partly=False) == ("12",)
+    assert awaited_ids(LiveJob("12", True, {0: "12_0", 2: "12_2"}), partly=True) == ("12_0", "12_2")
+    assert awaited_ids(LiveJob("15", True, {0: "12_0", 1: "15_1"}), partly=False) == ("12_0", "15_1")
 
 
 def test_what_waits_for_a_job_that_has_failed_is_sent_again_all_the_way_down(plan: Plan) -> None:
@@ -159,7 +169,7 @@ def test_what_waits_for_a_job_that_has_failed_is_sent_again_all_the_way_down(pla
     ):
         live = {name: LiveJob(str(number), name in at_work) for number, name in enumerate((*queued, *at_work))}
         jobs = [job for job in plan.jobs if job.name not in done]
-        assert set(without_hope(jobs, live, done)) == {*again}, (queued, at_work)
+        assert set(dead_jobs(jobs, live, done)) == {*again}, (queued, at_work)
 
 
 def test_a_submission_names_to_slurm_the_parts_of_an_array_that_others_wait_for(run: CannedRun) -> None:
@@ -168,6 +178,7 @@ def test_a_submission_names_to_slurm_the_parts_of_an_array_that_others_wait_for(
     run.command("squeue", of_others)
     assert "5 job(s) submitted" in "\n".join(submits(run.layout))
     forget_claims(run.layout)
+    age(run.layout, 3600.0)
     write_task(run.layout, "prepare", 0, TaskRecord(TaskState.DONE))
     alive = ["2_0|RUNNING", "2_1|RUNNING", "3|RUNNING", "4_0|RUNNING", "5|PENDING"]
     run.queue(*(f"{task}|N/A|None|n1" for task in alive))
@@ -185,14 +196,19 @@ def test_a_run_directory_that_others_may_write_to_or_a_listing_would_cut_is_refu
     for mark in MARKS:
         with pytest.raises(UserError):
             require_plain_path(RunLayout(tmp_path / f"a{mark}b"))
+    for mark in ",:":
+        layout = RunLayout(tmp_path / f"alpha=2{mark}beta=3")
+        assert require_plain_path(layout) == layout
+        refused = refusal(require_plain_path, layout, Container(image="/i.sif"))  # Apptainer reads two paths there
+        assert "comma" in refused.what and "--run" in str(refused.advice)
     layout = run_of(tmp_path / "run")
     assert run_of(tmp_path / "run") == layout
-    layout.root.chmod(0o770)
+    layout.root.chmod(0o772)
     assert "chmod go-w" in str(refusal(run_of, tmp_path / "run").advice)
     layout.root.chmod(0o700)
     if os.geteuid() == 0:
         os.chown(layout.root, 4321, -1)
-        with pytest.raises(UserError, match="others can write"):
+        with pytest.raises(UserError, match="belongs to the user 4321"):
             run_of(tmp_path / "run")
 
 
@@ -222,12 +238,12 @@ def test_a_difference_from_the_plan_is_found(monkeypatch: pytest.MonkeyPatch) ->
         (TIME, "TimeLimit=00:20:00", {}, ["time limit"]),
         ("Partition=cpu", "Partition=preempt", {}, ["partition"]),
         ("Partition=cpu", "Partition=cpu,long", {}, []),
-        ("Partition=cpu", "Partition=preempt", {"sbatch": {"partition": "preempt"}}, []),
+        ("Partition=cpu", "Partition=preempt", {"partitions": Partitions(cpu="preempt")}, []),
         (MEMORY, "MinMemoryNode=100M", {}, ["memory"]),
         (MEMORY, "MinMemoryNode=0", {}, []),
         (MEMORY, "MinMemoryCPU=1000M", {}, ["memory of a CPU"]),
-        (MEMORY, "MinMemoryNode=1G", {"memory_request": False}, []),
-        (MEMORY, "MinMemoryNode=1G", {"sbatch": {"mem-per-cpu": "1G"}}, []),
+        (MEMORY, "MinMemoryNode=1G", {"memory_request": MemoryRequest.NONE}, []),
+        (MEMORY, "MinMemoryCPU=4G", {"memory_request": MemoryRequest.MEM_PER_CPU}, []),
         (REQUEUE, "Requeue=0 Restarts=0", {}, ["requeue"]),
         (REQUEUE, "Requeue=expedite Restarts=0", {}, []),
         (REQUEUE, "Requeue=0 Restarts=0", {"requeue": Requeue.FORBIDDEN}, []),
@@ -242,12 +258,12 @@ def test_jobs_of_one_kind_are_asked_about_once_and_told_together(monkeypatch: py
     ask = Mock(return_value=SHOWN.replace("01:00:00", "00:20:00"))
     monkeypatch.setattr(queued_as, "run_slurm", ask)
     jobs = [job(name) for name in "abcde"]
-    (told,) = queued_otherwise(jobs, {one.name: str(40 + n) for n, one in enumerate(jobs)}, BOX, Path("/r"))
+    (told,) = queue_differences(jobs, {one.name: str(40 + n) for n, one in enumerate(jobs)}, BOX, Path("/r"))
     assert [call.args[0] for call in ask.mock_calls] == [["scontrol", "show", "job", "40"]]
     for word in ("job 40", "2 other", "00:20:00", "60 minutes", "max_time_minutes: 20", "cancel /r"):
         assert word in told
     monkeypatch.setattr(queued_as, "run_slurm", Mock(side_effect=SlurmRefusedError(["scontrol"], "Access denied")))
-    assert len(queued_otherwise([job("a"), job("b", 5)], {"a": "1", "b": "2"}, BOX, Path("/r"))) == 1
+    assert len(queue_differences([job("a"), job("b", 5)], {"a": "1", "b": "2"}, BOX, Path("/r"))) == 1
 
 
 def test_the_end_of_a_task_comes_from_slurm(tmp_path: Path) -> None:

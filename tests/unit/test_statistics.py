@@ -122,7 +122,7 @@ def test_paired_difference_by_hand() -> None:
 def test_the_mean_over_benchmarks_weighs_them_equally_and_has_the_interval_of_welch() -> None:
     """Two benchmarks, variances of their means 0.08/2 and 0.02/2: together 0.0125, 1 + 0.0025/0.0017 degrees."""
     nothing = {"a": 0.0, "b": 0.0}
-    gain = intervals.mean_paired_difference([(nothing, {"a": high, "b": 0.0}) for high in (0.4, 0.2)])
+    gain = intervals.mean_gain([(nothing, {"a": high, "b": 0.0}) for high in (0.4, 0.2)]).interval
     degrees = (0.04 + 0.01) ** 2 / (0.04**2 + 0.01**2)
     assert gain.mean == pytest.approx(0.15)
     assert gain.low == pytest.approx(max(-1.0, 0.15 - t_quantile(degrees) * math.sqrt(0.0125)))

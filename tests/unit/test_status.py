@@ -17,14 +17,15 @@ from canned_queue import CannedRun, canned_run
 from commands import typed
 from many_tasks import many_tasks
 from rich.console import Console
+from run_of import publish_some
 from samples import rollout, sampled
 from synthetic_run import Shape, SyntheticEvaluation, SyntheticRun
 
 from mrt_hpc.analysis.measures import IterationMetrics
-from mrt_hpc.attempt.end import settled
+from mrt_hpc.attempt.early_end import settle
 from mrt_hpc.backends.queued_jobs import look_at_queues
 from mrt_hpc.backends.slurm import queue as slurm_queue
-from mrt_hpc.cli.run_view import LineDisplay, view
+from mrt_hpc.cli.run_view import LineDisplay, one_line, view
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.groups import commit_group
@@ -117,12 +118,13 @@ def test_what_comes_next_is_timed_by_the_measured_iterations(run: CannedRun) -> 
     assert [one.what for one in snapshot(run).upcoming] == [f"nothing, until {run.layout.again} continues the run"]
     assert snapshot(run).expected_end is None
     limit = run.plan.job(TRAINER).resources.time_limit_minutes * 60
-    run.submitted(trainer="12", evaluation="13")
+    run.submitted(trainer="12", evaluation="13", inference="14")
     run.queue(f"12|PENDING|{2_000_000_000}|Resources|")
     found = snapshot(run)
     assert [one.at for one in found.upcoming if one.what.startswith(TRAINER)] == [2_000_000_000 - limit]
     assert found.expected_end is None, "nothing runs"
-    run.queue(f"12|RUNNING|{int(time.time()) + 900}|None|node7", "13_0|PENDING|N/A|Dependency|")
+    server = f"14_0|RUNNING|{int(time.time()) + 999}|None|node8"
+    run.queue(f"12|RUNNING|{int(time.time()) + 900}|None|node7", "13_0|PENDING|N/A|Dependency|", server)
     run.task(TRAINER, TaskState.RUNNING, attempt="12.0")
     published = time.time() - 100
     run.events(TRAINER, "12.0", STARTED, {"kind": "published", "version": 5, "time": published})
@@ -197,14 +199,14 @@ def test_a_job_that_slurm_has_forgotten_is_known_by_its_files(run: CannedRun) ->
     run.done(TRAINER)
     shown = status(run)
     assert "1 done" in shown and "unknown" not in shown
-    assert slurm_queue.queue_states(["12"])["12"].ended
+    assert slurm_queue.queue_states(["12"])["12"].has_ended
 
 
 def test_a_preempted_task_says_why_it_does_not_run(run: CannedRun) -> None:
     run.submitted(trainer="12")
     run.task(TRAINER, TaskState.RUNNING, attempt="12.0")
     run.queue("12|PENDING|N/A|BeginTime|")
-    settled(run.layout, TRAINER, 0, "12.0", 143, retries=3)
+    settle(run.layout, TRAINER, 0, "12.0", 143, retries=3)
     shown = status(run)
     assert f"{TRAINER}[0] stopped" in shown and "preempted" in shown
 
@@ -236,7 +238,7 @@ def test_a_run_fits_the_terminal_with_all_that_is_known(run: CannedRun, finished
     shown = picture(run.layout, width)
     facts = ("running", "5 running", "QOSMaxJobsPerUserLimit", "+2", f"{TRAINER}[0] retrying: the disk is on fire")
     assert [fact for fact in (*facts, "0 of 32 groups") if fact not in shown] == []
-    assert ("1:01 h" in shown) == (width >= 80)
+    assert "1:01 h" in shown
     lines = status(run, columns=width).splitlines()
     assert max(len(line) for line in lines if str(run.layout.root)[:20] not in line) <= width
     assert EVALUATION in [line.strip() for line in lines] or width > 60, "no name is cut off"
@@ -256,6 +258,17 @@ def test_without_a_terminal_each_change_is_a_line(run: CannedRun, capsys: pytest
         ["iterations done 0/20", "evaluations 0/2", "running inference x2", "1 FAILED"],
         ["iterations done 0/20", "evaluations 0/2", "nothing runs"],
     ]
+
+
+def test_a_line_has_the_reward_of_the_iteration_that_it_counts(run: CannedRun) -> None:
+    for iteration, reward in enumerate((0.25, 0.75)):
+        IterationMetrics(iteration=iteration, reward_mean=reward, tokens_per_rollout=1.0).write(
+            run.layout.metrics(iteration)
+        )
+    publish_some(run.layout, 0, 1)
+    assert one_line(snapshot(run)).startswith("iterations done 1/20; reward 0.25; ")
+    publish_some(run.layout, 2, 3)
+    assert one_line(snapshot(run)).startswith("iterations done 2/20; reward 0.75; "), "version 3 has no figures yet"
 
 
 def on_a_terminal(*command: str) -> str:
@@ -281,8 +294,8 @@ def test_the_live_view_ends_with_the_run_and_says_what_to_type(run: CannedRun) -
 
 
 def look(run: CannedRun) -> tuple[set[tuple[str, int]], str]:
-    found = RunLook.at(run.layout, run.plan, look_at_queues(run.layout, 3.0))
-    return {*found.running}, found.state.value
+    found = RunLook.load_records(run.layout, run.plan, look_at_queues(run.layout, 3.0))
+    return {*found.running_tasks}, found.state.value
 
 
 def beat(run: CannedRun, attempt: str, job: str = TRAINER) -> None:
@@ -352,7 +365,8 @@ def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[CannedRun]:
     for number, run in enumerate(runs, 12):
         run.submitted(trainer=str(number))
     runs[2].done()
-    runs[0].queue("12|RUNNING|1|None|node1", "13|PENDING|N/A|Priority|")
+    lines = ("12|RUNNING|1|None|node1", "13|PENDING|N/A|Priority|")
+    runs[0].prints(*(f"{line}|{run.marks(line)}" for line, run in zip(lines, runs, strict=False)))
     monkeypatch.chdir(tmp_path)
     return runs
 
@@ -380,10 +394,11 @@ def test_runs_have_states_from_one_question_to_the_queue(several: list[CannedRun
 def test_the_table_fits_the_terminal_and_says_what_is_next() -> None:
     for columns in (60, 100):
         output = typed("runs", "--size", columns=columns).output
-        lines = {line.split()[0]: line for line in output.splitlines()}
-        assert "running" in lines["runs/running"] and "0/20" in lines["runs/queued"]
-        assert lines.pop("next:").startswith("next: mrt-hpc status runs/")
-        assert max(map(len, lines.values())) <= columns
+        *lines, last = output.splitlines()
+        shown = {part.split()[0]: part for part in "\n".join(lines).split("runs/")[1:]}
+        assert "running" in shown["running"].partition("running")[2] and "0/20" in shown["queued"]
+        assert last.startswith("next: mrt-hpc status runs/")
+        assert max(map(len, lines)) <= columns
         assert "…" not in output
 
 

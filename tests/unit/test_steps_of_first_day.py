@@ -29,7 +29,7 @@ def day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Day:
         lines = ["import os, time", "from steps.record import NotHere", "def run(record):", f"    {body}"]
         (package / f"{name}.py").write_text("\n".join(lines))
     monkeypatch.setattr(first_day, "HERE", tmp_path)
-    return Day(tmp_path / "day.json", tmp_path, minutes=5, tiny=True)
+    return Day(tmp_path / "day.json", tmp_path, minutes=5)
 
 
 def kept(day: Day) -> dict[str, dict[str, object]]:
@@ -48,7 +48,7 @@ def test_what_a_step_has_found_is_kept_however_it_ends(day: Day, name: str) -> N
 
 def test_a_step_that_might_not_end_in_time_is_not_begun_and_earlier_steps_stay(day: Day) -> None:
     day.run(Step("good", 60, "a test"))
-    later = Day(day.output, day.folder, minutes=1, tiny=True)
+    later = Day(day.output, day.folder, minutes=1)
     later.run(Step("killed", 61, "a test"))
     assert [step["status"] for step in kept(later).values()] == ["done", "skipped"]
     modules = {file.stem for file in (Path(first_day.__file__).parent / "steps").glob("*.py")}

@@ -26,7 +26,7 @@ from mrt_hpc.recipe.sections import Grading, SmallWorldProblems
 from mrt_hpc.roles import evaluation
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.sampling.serving import OwnServers
-from mrt_hpc.roles.stored_parts import StoredParts, StoredSamples, grader_of, samples_of, writing
+from mrt_hpc.roles.stored_parts import StoredParts, StoredSamples, grader_of, samples_of, write_results
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.evaluation_settings import Fingerprint, fingerprint_of
@@ -86,7 +86,7 @@ def batch(parts: StoredParts, position: int, numbers: range = BOTH, *, reward: f
 
 
 def rewards(parts: StoredParts, position: int) -> list[float]:
-    return [r.reward for r in parts.sampled([position])[position].rollouts]
+    return [r.reward for r in parts.whole_samples([position])[position].rollouts]
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(UnitEvaluation, "_sample_missing", sample)
     monkeypatch.setattr(UnitEvaluation, "_await_version", lambda _: None)
-    monkeypatch.setattr(OwnServers, "loading", nullcontext)
+    monkeypatch.setattr(OwnServers, "load_ahead", nullcontext)
     monkeypatch.setattr(evaluation, "verified_weights", weights_of)
     monkeypatch.setattr(evaluation, "check_benchmark", lambda *_: None)
     return positions
@@ -137,12 +137,12 @@ def test_an_evaluation_goes_on_where_it_was_killed(tmp_path: Path, drawn: list[i
 def test_two_evaluations_share_the_problems(one: StoredParts, two: StoredParts) -> None:
     assert one.store.directory == two.store.directory
     with one.alive(), two.alive():
-        assert one.claimed({BOTH: [0, 2]}) == {BOTH: [0, 2]}
-        assert two.claimed({BOTH: [0, 2, 4]}) == {BOTH: [4]}
+        assert one.claim_lacking({BOTH: [0, 2]}) == {BOTH: [0, 2]}
+        assert two.claim_lacking({BOTH: [0, 2, 4]}) == {BOTH: [4]}
         one.commit(0, BOTH, batch(one, 0))
-        assert two.lacking([0, 2, 4]) == {BOTH: [2, 4]}
-        assert two.claimed({BOTH: [2]}) == {}
-    found = replace(two, version=7).sampled([0, 2])
+        assert two.lacking_positions([0, 2, 4]) == {BOTH: [2, 4]}
+        assert two.claim_lacking({BOTH: [2]}) == {}
+    found = replace(two, version=7).whole_samples([0, 2])
     assert {p: [(r.sample, r.weights_version) for r in s.rollouts] for p, s in found.items()} == {0: [(0, 7), (1, 7)]}
 
 
@@ -150,7 +150,7 @@ def test_two_evaluations_share_the_problems(one: StoredParts, two: StoredParts) 
 def test_one_waits_for_the_other_and_takes_over(one: StoredParts, two: StoredParts, samples: bool) -> None:
     waiting = threading.Thread(target=two.wait, args=({BOTH: [0]},), daemon=True)
     with one.alive():
-        one.claimed({BOTH: [0]})
+        one.claim_lacking({BOTH: [0]})
         waiting.start()
         waiting.join(0.2)
         assert waiting.is_alive(), "the other one still samples"
@@ -160,52 +160,52 @@ def test_one_waits_for_the_other_and_takes_over(one: StoredParts, two: StoredPar
             assert not waiting.is_alive()
     waiting.join(20)
     assert not waiting.is_alive(), "the other one has ended"
-    assert two.claimed(two.lacking([0])) == ({} if samples else {BOTH: [0]})
+    assert two.claim_lacking(two.lacking_positions([0])) == ({} if samples else {BOTH: [0]})
 
 
 def test_samples_that_came_between_look_and_lease_are_not_drawn_again(one: StoredParts, two: StoredParts) -> None:
-    lacking = one.lacking([0, 2, 4])
+    lacking = one.lacking_positions([0, 2, 4])
     two.store.commit(0, range(1), batch(two, 0, range(1)), "b" * 64)
     two.store.commit(2, BOTH, batch(two, 2), "b" * 64)
-    assert one.claimed(lacking) == {range(1, 2): [0], BOTH: [4]}
+    assert one.claim_lacking(lacking) == {range(1, 2): [0], BOTH: [4]}
     assert sorted(path.name for path in one.store.leases.iterdir()) == ["00000.000", "00004.000"]
 
 
 def test_a_living_lease_is_respected_without_a_look_at_its_run(one: StoredParts, two: StoredParts) -> None:
     with one.alive():
-        assert one.claimed({BOTH: [0]}) == {BOTH: [0]}
+        assert one.claim_lacking({BOTH: [0]}) == {BOTH: [0]}
         shutil.rmtree(one.task.layout.root)
-        assert two.claimed({BOTH: [0, 2]}) == {BOTH: [2]}
-    assert two.claimed({BOTH: [0]}) == {BOTH: [0]}, "the task of the other run has ended"
+        assert two.claim_lacking({BOTH: [0, 2]}) == {BOTH: [2]}
+    assert two.claim_lacking({BOTH: [0]}) == {BOTH: [0]}, "the task of the other run has ended"
 
 
 def test_the_lease_of_a_task_that_was_killed_is_taken_over_after_the_limit(one: StoredParts, two: StoredParts) -> None:
     """Its heart stays as it was at the last beat. The lease of an earlier attempt passes on at once."""
     now = 100.0
     two = replace(two, task=replace(two.task, observer=Observer(10.0, lambda: now)))
-    one.claimed({BOTH: [0, 2]})
+    one.claim_lacking({BOTH: [0, 2]})
     heart = one.store.heart(one.task.holder)
     for beat in (7, 8):
         write_json(heart, {"attempt": one.task.attempt, "beat": beat})
-        assert two.claimed({BOTH: [0]}) == {}
+        assert two.claim_lacking({BOTH: [0]}) == {}
         now += 9.0
-    assert two.claimed({BOTH: [0]}) == {}, "it has moved in between"
+    assert two.claim_lacking({BOTH: [0]}) == {}, "it has moved in between"
     now += 2.0
-    assert two.claimed({BOTH: [0]}) == {BOTH: [0]}
+    assert two.claim_lacking({BOTH: [0]}) == {BOTH: [0]}
     with replace(one, task=replace(one.task, attempt="again")).alive():
-        assert two.claimed({BOTH: [2]}) == {BOTH: [2]}
+        assert two.claim_lacking({BOTH: [2]}) == {BOTH: [2]}
 
 
 def test_a_task_beats_beside_its_leases(one: StoredParts, two: StoredParts, monkeypatch: pytest.MonkeyPatch) -> None:
     def sample(_: UnitEvaluation, _weights: Weights, parts: StoredParts, mine: Problems, _claimed: Claimed) -> None:
-        assert two.claimed({BOTH: [0, 2]}) == {}
+        assert two.claim_lacking({BOTH: [0, 2]}) == {}
         for position in mine:
             parts.commit(position, BOTH, batch(parts, position))
 
     monkeypatch.setattr(UnitEvaluation, "_sample_missing", sample)
     problems = dict(enumerate(read_problems(one.task.layout.benchmark_data("b"))))
     UnitEvaluation(one.task, one.task.job.evaluations[0])._fill(weights_of(one.task, 0), one, problems)
-    assert two.lacking(problems) == {}
+    assert two.lacking_positions(problems) == {}
     assert not list((one.store.directory / "hearts").iterdir())
 
 
@@ -216,8 +216,8 @@ def test_damaged_samples_are_set_aside_and_lack_again(tmp_path: Path, shared: bo
         parts.commit(position, BOTH, batch(parts, position))
     (damaged,) = parts.store.batches(2)
     (damaged.path / "rollouts.parquet").write_bytes(b"damaged")
-    assert set(parts.sampled([0, 2])) == {0}
-    assert parts.lacking([0, 2]) == {BOTH: [2]}
+    assert set(parts.whole_samples([0, 2])) == {0}
+    assert parts.lacking_positions([0, 2]) == {BOTH: [2]}
     place = parts.store.directory if shared else parts.task.layout.root
     assert len([*(place / "set_aside").rglob("rollouts.parquet")]) == 1
     told = list(read_events(parts.task.layout.events, EventKind.SET_ASIDE))
@@ -243,9 +243,9 @@ def test_a_batch_that_is_not_what_its_name_says_is_set_aside(one: StoredParts, f
     """All who use a results folder may write there, and a seal is made by any of them."""
     bad = OTHERS[found](batch(one, 0).rollouts)
     one.store.commit(0, BOTH, bad, one.grader)
-    assert one.lacking([0]) == {}, "by its name"
-    assert one.sampled([0]) == {}
-    assert one.lacking([0]) == {BOTH: [0]}
+    assert one.lacking_positions([0]) == {}, "by its name"
+    assert one.whole_samples([0]) == {}
+    assert one.lacking_positions([0]) == {BOTH: [0]}
     with pytest.raises(DamagedError):  # nor is it written
         one.commit(0, BOTH, bad)
     one.commit(0, BOTH, batch(one, 0))
@@ -264,7 +264,7 @@ def test_what_another_grader_has_judged_is_judged_again_and_kept(tmp_path: Path,
 
 
 def test_a_folder_that_takes_no_files_is_refused_with_the_way_out(one: StoredParts) -> None:
-    told = refusal(writing, one.task, Path("results"), Mock(side_effect=PermissionError(errno.EACCES, "results")))
+    told = refusal(write_results, one.task, Path("results"), Mock(side_effect=PermissionError(errno.EACCES, "results")))
     assert (told.where, "--set evaluation.results=DIR" in str(told.advice)) == (Path("results"), True)
 
 
@@ -346,22 +346,22 @@ def test_each_field_makes_another_fingerprint_and_the_folder_names_them_all(stor
 
 def test_more_samples_are_added_to_those_that_are_there(store: StoredSamples) -> None:
     store.commit(3, range(20), samples_numbered(range(20)), GRADER)
-    assert [len(store.lacking(3, count)) for count in (8, 20)] == [0, 0]
-    assert store.lacking(3, 64) == range(20, 64)
+    assert [len(store.lacking_numbers(3, count)) for count in (8, 20)] == [0, 0]
+    assert store.lacking_numbers(3, 64) == range(20, 64)
     store.commit(3, range(20, 64), samples_numbered(range(20, 64)), GRADER)
-    taken = [(b.samples, numbers) for b, numbers in store.chosen(3, 30, GRADER)]
+    taken = [(b.samples, numbers) for b, numbers in store.choose_batches(3, 30, GRADER)]
     assert taken == [(range(20), list(range(20))), (range(20, 64), list(range(20, 30)))]
 
 
 def test_a_batch_is_written_once_and_verdicts_of_the_wanted_grader_are_preferred(store: StoredSamples) -> None:
     assert store.commit(0, range(2), samples_numbered(range(2)), OTHER)
     assert not store.commit(0, range(2), samples_numbered(range(2), "late"), OTHER)
-    ((first, numbers),) = store.chosen(0, 2, GRADER)
+    ((first, numbers),) = store.choose_batches(0, 2, GRADER)
     assert {r.problem_id for r in store.read(first, numbers, "p").rollouts} == {"p"}
     assert first.grader == OTHER[:12]
     store.commit(0, range(2), samples_numbered(range(2)), GRADER)
     for grader in (GRADER, OTHER):
-        assert [b.grader for b, _ in store.chosen(0, 2, grader)] == [grader[:12]]
+        assert [b.grader for b, _ in store.choose_batches(0, 2, grader)] == [grader[:12]]
 
 
 def test_some_samples_of_a_batch_have_their_own_counts_and_all_of_their_stages() -> None:

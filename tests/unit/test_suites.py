@@ -17,7 +17,7 @@ from mrt_hpc.modes.base import Direct, Mode
 from mrt_hpc.modes.revision import DEFAULT_SEND_BACK
 from mrt_hpc.plan.compile import evaluation_plan
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
-from mrt_hpc.recipe.base import as_kind
+from mrt_hpc.recipe.base import require_kind
 from mrt_hpc.recipe.kinds import MODES
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
@@ -70,7 +70,7 @@ def test_the_small_world_has_every_way_of_evaluating_and_its_model_has_room_for_
         sampling = recipe.sampling_of(benchmark)
         prompter = Prompter.of(tmp_path, sampling.prompt)
         question = ProverFactory.of(prover, ProverModel.of(prompter), 0).longest_question
-        mode = as_kind(benchmark.mode or Direct(), Mode)
+        mode = require_kind(benchmark.mode or Direct(), Mode)
         trace = mode.longest(prompter, sampling)
         assert mode.tokens_held(sampling) <= trace, f"{benchmark.name}: submit refuses no model that has room"
         assert recipe.sampling.max_prompt_tokens + trace + question <= ModelSize().longest, benchmark.name

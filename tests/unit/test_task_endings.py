@@ -13,35 +13,44 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from basics import QUICKSTART
-from run_of import read_events
+from basics import INFERENCE, QUICKSTART, TRAINER
+from run_of import bare_run, read_events, run_of, task_of
 
-from mrt_hpc.attempt import entry
-from mrt_hpc.attempt.end import RUNS_AGAIN, settled
-from mrt_hpc.attempt.entry import attempt, record_after
+from mrt_hpc.attempt import signals
+from mrt_hpc.attempt.early_end import settle
+from mrt_hpc.attempt.entry import attempt, ending_of
+from mrt_hpc.attempt.ledger import record_submission
+from mrt_hpc.attempt.next_state import MOST_RETURNS, Ending, EndKind, next_state, stop_message
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import build_plan
+from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.sampling import serving
 from mrt_hpc.roles.sampling.serving import record_first_token
 from mrt_hpc.roles.task.context import Task
+from mrt_hpc.roles.task.peers import PeersAwayError
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested, ShutdownRequest
 from mrt_hpc.run.events import EventKind, EventLog, event_file
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Observer
-from mrt_hpc.run.task_state import MOST_RETURNS, TaskRecord, TaskState, read_task, write_task
+from mrt_hpc.run.task_state import RUNS_AGAIN, TaskRecord, TaskState, read_task, write_task
 
 RUNNING = TaskRecord(TaskState.RUNNING, attempt="7.1", failures=1)
 WHY = RequeueRequested("why")
 
 
 def task(tmp_path: Path, time_left_s: float | None = None) -> Task:
-    recipe, layout = load_recipe(QUICKSTART), RunLayout(tmp_path)
+    recipe, layout = load_recipe(QUICKSTART), bare_run(tmp_path)
     plan, events = build_plan(recipe, max_array_size=None), EventLog(event_file(layout.events, "report", 0, 0, "7.1"))
     return Task(
         layout=layout, experiment=recipe, plan=plan, job=plan.job("report"), index=0, rank=0, world_size=1,
         local_rank=0, attempt="7.1", events=events, observer=Observer(60.0), time_left_s=time_left_s,
     )  # fmt: skip
+
+
+def record_after(task: Task, error: BaseException | None, before: TaskRecord) -> TaskRecord:
+    """The record of an attempt at a task that has run and ended so."""
+    return next_state(replace(before, state=TaskState.RUNNING), ending_of(task, error))
 
 
 def error_of(exit_code: ExitCode) -> UserError:
@@ -62,6 +71,60 @@ def test_what_is_said_of_an_attempt(tmp_path: Path) -> None:
         after = record_after(task(tmp_path), error, RUNNING)
         assert (after.state, after.failures) == (state, failures), error
         assert ("why" in after.message) == (error is not None and "why" in f"{error}{getattr(error, 'why', '')}")
+
+
+COUNTED = replace(RUNNING, attempt="7.0", message="earlier", returns=2, waits=3, finished=4)
+BY_ROLE = {
+    "done": (None, (TaskState.DONE, 1, 2), (TaskState.DONE, 0, 0)),
+    "asked": (WHY, (TaskState.GAVE_BACK, 1, 3), (TaskState.GAVE_BACK, 0, 0)),
+    "full": (error_of(ExitCode.GIVE_BACK), (TaskState.GAVE_BACK, 1, 3), (TaskState.GAVE_BACK, 0, 0)),
+    "stopped": (Interrupted(143), (TaskState.STOPPED, 1, 2), (TaskState.STOPPED, 0, 0)),
+    "Ctrl-C": (KeyboardInterrupt(), (TaskState.STOPPED, 1, 2), (TaskState.STOPPED, 0, 0)),
+    "failed": (RuntimeError("why"), (TaskState.RETRYING, 2, 2), (TaskState.RETRYING, 1, 2)),
+    "fatal": (error_of(ExitCode.FATAL), (TaskState.FAILED, 2, 2), (TaskState.FAILED, 1, 2)),
+}
+"""How a role ends, and the record then (state, failures, returns) where it has finished nothing, and something."""
+BY_CODE = {
+    137: ((TaskState.RETRYING, 2, 2), (TaskState.RETRYING, 1, 2)),
+    0: ((TaskState.RETRYING, 2, 2), (TaskState.RETRYING, 1, 2)),
+    143: ((TaskState.STOPPED, 1, 3), (TaskState.STOPPED, 0, 0)),
+    142: ((TaskState.STOPPED, 1, 3), (TaskState.STOPPED, 0, 0)),
+    int(ExitCode.GIVE_BACK): ((TaskState.GAVE_BACK, 1, 3), (TaskState.GAVE_BACK, 0, 0)),
+}
+"""The same of an attempt that recorded no end, by its exit code."""
+
+
+def counts(record: TaskRecord) -> tuple[TaskState, int, int]:
+    return record.state, record.failures, record.returns
+
+
+@pytest.mark.parametrize("ending", BY_ROLE)
+@pytest.mark.parametrize("progressed", [False, True])
+def test_what_the_role_counts(tmp_path: Path, ending: str, progressed: bool) -> None:
+    error, *expected = BY_ROLE[ending]
+    one = task(tmp_path)
+    if progressed:
+        one.events.emit(EventKind.CHECKPOINT, iteration=1)
+    after = record_after(one, error, replace(COUNTED, attempt="7.1"))
+    assert (counts(after), after.waits, after.finished) == (expected[progressed], 3, 4)
+
+
+@pytest.mark.parametrize("state", [state for state in TaskState if state is not TaskState.UNREADABLE])
+@pytest.mark.parametrize("mine", [False, True])
+def test_what_the_job_script_counts(tmp_path: Path, state: TaskState, mine: bool) -> None:
+    """An attempt speaks for itself where it can, and what is done stays done."""
+    before = replace(COUNTED, state=state, attempt="7.1" if mine else "7.0")
+    is_open = state in (TaskState.RUNNING, TaskState.WAITING) if mine else state is not TaskState.DONE
+    for code, expected in BY_CODE.items():
+        for progressed in (False, True):
+            layout = bare_run(tmp_path / f"{code}{progressed}")
+            if progressed:
+                EventLog(event_file(layout.events, "j", 0, 0, "7.1")).emit(EventKind.GROUP_COMMITTED)
+            write_task(layout, "j", 0, before)
+            after = settle(layout, "j", 0, "7.1", code, retries=3)
+            assert counts(after) == (expected[progressed] if is_open else counts(before)), (code, progressed)
+            assert (after.attempt, after.waits, after.finished) == ("7.1" if is_open else before.attempt, 3, 4)
+            assert counts(read_task(layout, "j", 0)) == counts(after)
 
 
 def test_only_the_first_rank_tells_of_a_lost_attempt_and_a_library_that_ends_the_process_fails(tmp_path: Path) -> None:
@@ -115,6 +178,19 @@ def test_a_task_that_returns_its_nodes_again_and_again_fails(tmp_path: Path) -> 
         assert (after.state, after.returns) == (TaskState.GAVE_BACK, 0)
 
 
+def test_waits_for_peers_are_counted_until_the_segment_finishes_something(tmp_path: Path) -> None:
+    layout = run_of(tmp_path)
+    trainer, inference = (task_of(layout, job) for job in (TRAINER, INFERENCE))
+    away, record = PeersAwayError("has not run for 10 minutes", trainer.peers(Role.INFERENCE)), RUNNING
+    for times in (4, MOST_RETURNS):
+        for waits in range(1, times + 1):
+            record = record_after(trainer, away, record)
+            assert (record.state, record.waits, record.failures) == (TaskState.GAVE_BACK, waits, 1)
+        if times < MOST_RETURNS:
+            inference.events.emit(EventKind.GROUP_COMMITTED)
+    assert record_after(trainer, away, record).state is TaskState.FAILED
+
+
 def test_what_the_job_script_makes_of_an_attempt(tmp_path: Path) -> None:
     states = (TaskState.DONE, TaskState.GAVE_BACK, TaskState.STOPPED, TaskState.FAILED)
     for number, (before, mine, exit_code, state, failures) in enumerate((
@@ -127,13 +203,15 @@ def test_what_the_job_script_makes_of_an_attempt(tmp_path: Path) -> None:
         *((TaskRecord(state, "7.1"), "7.1", 137, state, 0) for state in states),  # its word stands
         *(
             (TaskRecord(TaskState.RUNNING, later), mine, 137, TaskState.RUNNING, 0)  # it speaks for itself alone
-            for later, mine in (("7.2", "7.1"), ("10_1.1", "9_1.4"), ("10_1.1", "10_1.0"))
+            for later, mine in (("7.2", "7.1"), ("10_1.1", "9_1.4"), ("10_1.1", "10_1.0"), ("3_1.0", "10_1.1"))
         ),
     )):  # fmt: skip
-        layout = RunLayout(tmp_path / str(number))
+        layout = bare_run(tmp_path / str(number))
+        for job_id in ("7", "9", "10", "3"):  # the controller has begun to count again
+            record_submission(layout, "j", job_id, "site")
         if before is not None:
             write_task(layout, "j", 0, before)
-        after = settled(layout, "j", 0, mine, exit_code, retries=3)
+        after = settle(layout, "j", 0, mine, exit_code, retries=3)
         assert (after.state, after.failures) == (state, failures)
         recorded = read_task(layout, "j", 0)
         assert recorded.state is state
@@ -143,24 +221,32 @@ def test_what_the_job_script_makes_of_an_attempt(tmp_path: Path) -> None:
 
 
 def test_attempts_that_end_without_a_record_of_their_own_are_counted(tmp_path: Path) -> None:
+    layout = bare_run(tmp_path)
     for job, exit_code in (("a", ExitCode.GIVE_BACK), ("b", 143)):
         for number in range(MOST_RETURNS):
-            assert settled(RunLayout(tmp_path), job, 0, f"7.{number}", exit_code, 3).state in RUNS_AGAIN
-        once = settled(RunLayout(tmp_path), job, 0, f"7.{MOST_RETURNS - 1}", exit_code, 3)
+            assert settle(layout, job, 0, f"7.{number}", exit_code, 3).state in RUNS_AGAIN
+        once = settle(layout, job, 0, f"7.{MOST_RETURNS - 1}", exit_code, 3)
         assert (once.state in RUNS_AGAIN, once.returns) == (True, MOST_RETURNS), "a second question counts nothing"
-        assert settled(RunLayout(tmp_path), job, 0, f"7.{MOST_RETURNS}", exit_code, 3).state is TaskState.FAILED
+        assert settle(layout, job, 0, f"7.{MOST_RETURNS}", exit_code, 3).state is TaskState.FAILED
+
+
+def test_a_death_before_the_first_word_is_no_consequence_of_an_earlier_wait(tmp_path: Path) -> None:
+    layout = bare_run(tmp_path)
+    write_task(layout, "j", 0, TaskRecord(TaskState.GAVE_BACK, "7.0", failures=3, awaited=(INFERENCE,)))
+    after = settle(layout, "j", 0, "7.1", 137, retries=3)
+    assert (after.state, after.awaited) == (TaskState.FAILED, ()), "explain would name the jobs as the cause"
 
 
 def test_what_an_attempt_did_and_how_its_ranks_ended_is_found_in_its_events(tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path)
+    layout = bare_run(tmp_path)
     EventLog(event_file(layout.events, "died", 0, 0, "7.1")).emit(EventKind.GROUP_COMMITTED)
     write_task(layout, "died", 0, replace(RUNNING, failures=3))
-    assert settled(layout, "died", 0, "7.1", 137, retries=3).failures == 1
+    assert settle(layout, "died", 0, "7.1", 137, retries=3).failures == 1
     for rank, outcome in enumerate(("stopped", "retrying")):
         log = EventLog(event_file(layout.events, "failed", 0, rank, "7.1"))
         log.emit(EventKind.TASK_ENDED, outcome=outcome)
     write_task(layout, "failed", 0, RUNNING)
-    after = settled(layout, "failed", 0, "7.1", 143, retries=3)
+    after = settle(layout, "failed", 0, "7.1", 143, retries=3)
     assert (after.state, after.failures) == (TaskState.RETRYING, 2), "not hidden by the rank that was told to leave"
 
 
@@ -171,15 +257,15 @@ def test_a_request_is_raised_at_once_unless_safe_points_are_asked_for() -> None:
     assert not request.interrupt(Interrupted(143)), "what unwinds is not unwound again"
     request.force()
     request = ShutdownRequest()
-    with request.at_safe_points():
+    with request.defer_to_safe_points():
         assert request.interrupt(WHY)
-        assert request.given
+        assert request.is_given
         assert request.interrupt(Interrupted(143)), "a preemption may be announced and then come"
         with pytest.raises(Interrupted) as ending:
             request.leave_if_given()
         assert ending.value.code == 143
     request = ShutdownRequest()
-    with request.at_safe_points(), pytest.raises(RequeueRequested):
+    with request.defer_to_safe_points(), pytest.raises(RequeueRequested):
         request.interrupt(WHY)
         request.force()
     ShutdownRequest().leave_if_given()
@@ -189,7 +275,7 @@ def test_a_request_is_raised_at_once_unless_safe_points_are_asked_for() -> None:
 def heeding() -> Iterator[SimpleNamespace]:
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGALRM)}
     heeding = SimpleNamespace(shutdown=ShutdownRequest(), seconds_left=float("inf"))
-    entry.heed_signals(heeding)  # type: ignore[arg-type]
+    signals.heed_signals(heeding)  # type: ignore[arg-type]
     yield heeding
     signal.alarm(0)
     for number, handler in kept.items():
@@ -206,19 +292,19 @@ def test_signals_become_requests_and_a_safe_point_is_waited_for_while_there_is_t
         os.kill(os.getpid(), signal.SIGUSR2)
     assert gave_back.value.code == ExitCode.GIVE_BACK
     heeding.shutdown = ShutdownRequest()
-    with heeding.shutdown.at_safe_points():
+    with heeding.shutdown.defer_to_safe_points():
         os.kill(os.getpid(), signal.SIGUSR2)
-        assert heeding.shutdown.given
+        assert heeding.shutdown.is_given
         assert signal.alarm(0) > 3600
-    heeding.shutdown, heeding.seconds_left = ShutdownRequest(), entry.LAST_MOMENT_S + 1.5
-    with pytest.raises(RequeueRequested), heeding.shutdown.at_safe_points():
+    heeding.shutdown, heeding.seconds_left = ShutdownRequest(), signals.LAST_MOMENT_S + 1.5
+    with pytest.raises(RequeueRequested), heeding.shutdown.defer_to_safe_points():
         os.kill(os.getpid(), signal.SIGUSR2)
         signal.sigtimedwait([], 20)  # until the alarm comes
 
 
-def counting(*counts: int | None, pid: int | None = 7, unfinished: int = 1, tokens: int = 0) -> Mock:
+def counting(*counts: int | None, unfinished: int = 1, tokens: int = 0) -> Mock:
     """A server whose counters take these values one after the other, and a client of it."""
-    server = Mock(pid=pid, unfinished=unfinished, generated_tokens=tokens)
+    server = Mock(unfinished=unfinished, generated_tokens=tokens)
     server.each, server.control.tokens_done.side_effect = (server,), counts
     return server
 
@@ -239,9 +325,9 @@ def first_tokens(one: Any, server: Any, client: Any) -> list[float]:
     return [event["seconds"] for event in read_events(one.layout.events, EventKind.FIRST_TOKEN)]
 
 
-@pytest.mark.parametrize(("counts", "pid"), [([0, None, 0, 4], 7), ([100, 100, None, 101], None)])
-def test_the_first_token_is_written_once_when_the_counters_move(one: Any, counts: list[int | None], pid: int) -> None:
-    server, again = counting(*counts, pid=pid), counting(9)
+def test_the_first_token_is_written_once_when_the_counters_move(one: Any) -> None:
+    counts = (0, None, 0, 4)
+    server, again = counting(*counts), counting(9)
     (seconds,) = first_tokens(one, server, server)
     assert server.control.tokens_done.call_count == len(counts), "it was written before the counters had moved"
     assert 0 < seconds <= one.age_s
@@ -254,3 +340,17 @@ def test_a_server_without_work_is_left_alone(one: Any, tokens: int, events: int)
     idle = counting(unfinished=0, tokens=tokens)
     assert len(first_tokens(one, idle, idle)) == events
     idle.control.tokens_done.assert_not_called()
+
+
+def test_only_a_job_of_a_queue_is_queued_again() -> None:
+    assert "queues it again" in stop_message("13.0")
+    assert "queue" not in stop_message("a") and "mrt-hpc submit RUN" in stop_message("a")
+
+
+def test_a_task_that_finishes_nothing_is_told_which_limit_to_raise(tmp_path: Path) -> None:
+    layout = bare_run(tmp_path)
+    for job, section in ((INFERENCE, "inference"), ("segment-000.colocated", "trainer")):
+        often = TaskRecord(TaskState.RUNNING, attempt="13.0", returns=MOST_RETURNS)
+        write_task(layout, job, 0, next_state(often, Ending(EndKind.RETURNED, "13.0")))
+        said = read_task(layout, job, 0).message
+        assert f"mrt-hpc submit {layout.word}" in said and f"--set resources.{section}.time_limit_minutes=" in said

@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from basics import executable
+from basics import QUICKSTART, ROOT, executable
 from commands import commands_first, typed
 from families import family
 from listeners import unix_sockets
@@ -28,7 +28,7 @@ from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.errors import UserError
 from mrt_hpc.roles import report
 from mrt_hpc.roles.task.context import Task
-from mrt_hpc.roles.tracking import Tracker, evaluation_row, iteration_values, run_id
+from mrt_hpc.roles.tracking import Tracker, WandbRun, evaluation_row, numbers_in, run_id
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.layout import RunLayout
@@ -79,13 +79,13 @@ def expected(layout: RunLayout) -> dict[str, list[tuple[int, float]]]:
     points: dict[str, list[tuple[int, float]]] = {}
     for path in sorted((layout.root / "iterations").glob("*/metrics.json")):
         metrics = IterationMetrics.read(path)
-        for name, value in iteration_values(metrics).items():
+        for name, value in numbers_in(metrics.model_dump(mode="json", exclude={"iteration"})):
             points.setdefault(name, []).append((metrics.iteration, value))
     return points
 
 
 def test_training_that_goes_back_leaves_each_iteration_once(task: Task) -> None:
-    for attempt in range(12):  # the names of event files end with a number that counts those of a process
+    for attempt in range(12):
         lost = train(task, range(attempt, attempt + 3), attempt)
         assert shown(task.layout.training_events) == expected(task.layout)
     assert [step for step, _ in shown(task.layout.training_events)["reward_mean"]] == list(range(14))
@@ -126,14 +126,14 @@ LOGS_ON_A_FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from mrt_hpc.analysis.measures import IterationMetrics
-from mrt_hpc.roles.tracking import IterationEvents
+from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.run.layout import RunLayout
-events = IterationEvents(RunLayout(Path(sys.argv[1])))
-events.resume(0)
+tracker = Tracker(layout=RunLayout(Path(sys.argv[1])))
+tracker.resume(0)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
 for iteration in range(50):
-    events.log(IterationMetrics(iteration=iteration, tokens_per_rollout=1.0, reward_mean=0.5))
-events.close()
+    tracker.log(IterationMetrics(iteration=iteration, tokens_per_rollout=1.0, reward_mean=0.5))
+tracker.__exit__(None, None, None)
 print("goes on")
 """
 
@@ -152,7 +152,6 @@ def tracked(root: Path) -> Task:
     task = task_of(root, WANDB)
     with Tracker.of(task) as tracker:
         tracker.log(METRICS)
-    report.write_report(task.layout)
     return task
 
 
@@ -170,12 +169,12 @@ def sync(task: Task, exits: int = 0) -> str:
     return output
 
 
-def test_all_directories_go_once_to_one_run_with_the_report_also_after_an_upload_that_failed(
-    tmp_path: Path, wandb: Path
-) -> None:
+def test_all_directories_go_once_to_one_run_also_after_an_upload_that_failed(tmp_path: Path, wandb: Path) -> None:
     sync(task_of(tmp_path / "nothing", WANDB), exits=2)
     assert not wandb.exists()
     task = tracked(tmp_path / "run")
+    evaluate(task, 0, 4)
+    report_role(task_of(task.layout.root, WANDB, "report"))
     for script in ("echo 'Network error' >&2; exit 1", "exit 0"):
         executable(tmp_path / "bin" / "wandb", script)
         assert f"mrt-hpc sync {task.layout.root} again" in sync(task, exits=1)
@@ -184,12 +183,39 @@ def test_all_directories_go_once_to_one_run_with_the_report_also_after_an_upload
     told = wandb.read_text().split()
     assert (told, len(told)) == (sorted(told), 2)
     assert {Path(path).name.rpartition("-")[2] for path in told} == {run_id(task)}
-    attached = Path(told[-1]) / "files"
-    assert (attached / "report.md").read_bytes() == task.layout.report.read_bytes()
-    assert (attached / "report.html").exists()
     assert "not uploaded" not in typed("status", task.layout.root).output
     sync(task)
     assert wandb.read_text().split() == told
+
+
+OTHERS_SETTINGS = "[default]\nbase_url = http://127.0.0.1:9\nentity = another\n"
+TRACKS = """
+import sys
+from pathlib import Path
+from mrt_hpc.recipe.load import load_recipe
+from mrt_hpc.roles.tracking import _offline_run
+run = _offline_run(load_recipe(Path(sys.argv[1])), "x", Path(sys.argv[2]), silent=True)
+print(run.settings.base_url, run.settings.entity)
+run.finish()
+"""
+
+
+def test_no_settings_of_the_working_folder_name_the_server(
+    tmp_path: Path, wandb: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that others can write to may hold them."""
+    task = tracked(tmp_path / "run")
+    (tmp_path / "work" / "wandb").mkdir(parents=True)
+    (tmp_path / "work" / "wandb" / "settings").write_text(OTHERS_SETTINGS)
+    monkeypatch.chdir(tmp_path / "work")
+    executable(tmp_path / "bin" / "wandb", f"[ ! -e wandb/settings ] || exit 7\n{UPLOADS}")
+    sync(task)
+    assert wandb.exists()
+    (tmp_path / "offline").mkdir()
+    words = [sys.executable, "-c", TRACKS, str(QUICKSTART), str(tmp_path / "offline")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+    assert "127.0.0.1:9" not in done.stdout and "another" not in done.stdout
 
 
 @pytest.mark.parametrize("service", ["TensorBoard", "W&B"])
@@ -197,16 +223,16 @@ def test_a_trainer_goes_on_where_a_service_cannot_begin(
     service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = task_of(tmp_path / "run", TENSORBOARD if service == "TensorBoard" else WANDB)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
     task.layout.wandb.write_text("a file where W&B wants a folder")
     with train(task, range(2), attempt=1):
         pass
     assert caplog.text.count(f"{service} failed") == 1
 
 
-def broken(error: BaseException) -> Mock:
+def broken(error: BaseException) -> Tracker:
     ends = error if isinstance(error, Exception) else None
-    return Mock(log=Mock(side_effect=error), finish=Mock(side_effect=ends))
+    return Tracker([("W&B", WandbRun(Mock(log=Mock(side_effect=error), finish=Mock(side_effect=ends))))])
 
 
 def test_a_trainer_goes_on_where_wandb_cannot_write_and_ends_by_a_signal(
@@ -214,11 +240,11 @@ def test_a_trainer_goes_on_where_wandb_cannot_write_and_ends_by_a_signal(
 ) -> None:
     for logged in (2, 0):
         caplog.clear()
-        with Tracker(broken(OSError(errno.ENOSPC, "No space left on device"))) as tracker:
+        with broken(OSError(errno.ENOSPC, "No space left on device")) as tracker:
             for _ in range(logged):
                 tracker.log(METRICS)
         assert caplog.text.count("W&B failed") == 1
-    with pytest.raises(SystemExit), Tracker(broken(SystemExit(143))) as tracker:
+    with pytest.raises(SystemExit), broken(SystemExit(143)) as tracker:
         tracker.log(METRICS)
     task = task_of(tmp_path / "run", WANDB, "report")
     evaluate(task, 0, 4)

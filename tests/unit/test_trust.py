@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from basics import QUICKSTART, ROOT
 from commands import typed
 from evaluated import BENCHMARK, commit_all, run_directory
+from other_users import ANOTHER, FIRST, ROOT_ONLY, SECOND, as_user, give_away, shared_folder
 
 from mrt_hpc.attempt.ledger import record_site, record_submission, recorded_site, remember_site
 from mrt_hpc.backends.sites import chosen_site, find_site
@@ -23,16 +23,15 @@ from mrt_hpc.cli.container import srun_command
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import look_at_lock, read_lock
+from mrt_hpc.recipe.ownership import look_at_path, refuse_changeable
 from mrt_hpc.recipe.registry import NotImported
-from mrt_hpc.recipe.user_code import is_written_by_others, keep, refuse_changeable
+from mrt_hpc.recipe.user_code import keep
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.process import import_path
 
 Plant = Callable[..., "Planted"]
 
 
-ANOTHER = 65534  # the id of another user
-ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a directory away")
 CHANGEABLE = "because another user can change it"
 CODE = """
 from mrt_hpc.domains.verifiers import ExactVerifier
@@ -63,12 +62,6 @@ VERIFIER = f"name: {BENCHMARK}, samples: 2, problems: {{{PROBLEMS}, verifier: {{
 MODE = f"name: {BENCHMARK}, samples: 2, mode: {{type: 'MODULE:Way'}}, problems: {{{PROBLEMS}}}"
 
 
-def give_away(run: Path, owner: int = ANOTHER) -> None:
-    for path in (run, *run.rglob("*")):
-        os.chown(path, owner, owner)
-        path.chmod(0o755 if path.is_dir() else 0o644)
-
-
 @dataclass(frozen=True)
 class Planted:
     """A run whose recipe names classes of a module that leaves a mark when it is imported."""
@@ -97,10 +90,8 @@ class Planted:
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="shared-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
+    with shared_folder() as path:
+        yield path
 
 
 @pytest.fixture
@@ -153,8 +144,7 @@ def test_what_needs_the_code_of_another_user_is_refused_unless_the_option_is_typ
     give_away(run)
     page = run.parent / "page.html"
     report, compare = ("report", run, "--page", page), ("compare", f"{run}@0", f"{run}@1")
-    others = (("report", run), ("fork", run, "--at", "0"), ("clean", run, "--yes"), ("extend", run, "--iterations", 99))
-    for words in (report, compare, *others):
+    for words in (report, compare, ("fork", run, "--at", "0"), ("traces", run, "--evaluation", 0)):
         output = looked_at(planted, *words, exits=2)
         assert all(word in output for word in (str(run), f"({ANOTHER})", "--trust")), output
     for words in (report, compare):
@@ -183,13 +173,20 @@ def test_the_back_end_of_another_users_run_is_not_imported_and_nothing_is_cancel
     for words in (("explain", run), ("runs", run.parent), ("cost", run)):
         looked_at(planted, *words)
     assert CHANGEABLE in looked_at(planted, "status", run)
-    (planted.layout.jobs / "site-x.json").unlink()
-    assert "nothing is cancelled" in typed("cancel", run, exits=2).output
+    record = planted.layout.jobs / "site-x.json"
+    record.write_text(json.dumps({"site": {"type": "mrt_hpc.backends.slurm.site:SlurmSite", "name": "x"}}))
+    os.chown(record, ANOTHER, ANOTHER)
+    assert CHANGEABLE in typed("status", run).output, "no class of what is installed, too"
+    record.unlink()
+    assert "this run belongs to" in typed("cancel", run, exits=2).output
 
 
 @ROOT_ONLY
-def test_another_users_run_chooses_no_site_and_nothing_among_what_is_installed(shared: Path) -> None:
-    benchmark, site = VERIFIER.replace("MODULE:Mine", "mrt_hpc.recipe.lock:_keeps"), SlurmSite(name="x")
+def test_another_users_run_chooses_no_site_and_nothing_among_what_is_installed(
+    shared: Path, judging: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(judging)
+    benchmark, site = VERIFIER.replace("MODULE:Mine", "judging:same"), SlurmSite(name="x")
     layout = run_directory(shared / "run", f"evaluation.benchmarks=[{{{benchmark}}}]")
     read_lock(layout.recipe_lock)
     record_site(layout, site)
@@ -203,6 +200,75 @@ def test_another_users_run_chooses_no_site_and_nothing_among_what_is_installed(s
         chosen_site(None, layout)
     assert chosen_site(None, layout, trust=True).site == site
     assert chosen_site("local", layout).site.name == "local"
+
+
+@pytest.fixture
+def judging(shared: Path) -> Path:
+    """A folder with an installed package of two functions of two texts, of which one says that it is a verifier."""
+    folder = shared / "site-packages"
+    folder.mkdir()
+    code = "def same(answer, gold):\n    return answer == gold\n\n\ndef run(answer, gold):\n    raise SystemExit\n\n\n"
+    (folder / "judging.py").write_text(f"{code}same.is_verifier = True\n")
+    return folder
+
+
+def test_a_function_of_an_installed_package_is_a_verifier_only_if_it_says_so(
+    judging: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(judging)
+    load_recipe(QUICKSTART, ("data.verifier=judging:same",))
+    for name in ("judging:run", "mrt_hpc.errors:word", "cpuinfo.cpuinfo:_run_and_get_stdout", "shlex:split"):
+        with pytest.raises(UserError, match="a class of kind verifier") as refused:
+            load_recipe(QUICKSTART, (f"data.verifier={name}",))
+        assert "is_verifier = True" in str(refused.value.message())
+
+
+RACE = """
+import sys
+sys.path.insert(0, sys.argv[3])
+from pathlib import Path
+from mrt_hpc.errors import UserError
+from mrt_hpc.recipe.lock import read_lock
+reads = 0
+for _ in range(int(sys.argv[2])):
+    try:
+        read_lock(Path(sys.argv[1]))
+        reads += 1
+    except (UserError, OSError):
+        pass
+print(reads)
+"""
+SWAP = """
+import os, sys, time
+lock, aside = sys.argv[1:]
+while True:
+    os.rename(lock, aside)
+    os.symlink("/etc/hostname", lock)
+    time.sleep(0.01)
+    os.rename(aside, lock)
+    time.sleep(0.01)
+"""
+
+
+@ROOT_ONLY
+def test_a_lock_that_is_exchanged_while_it_is_read_chooses_no_code(shared: Path, judging: Path) -> None:
+    """Its owner is asked of what was read, and not of what has its path afterwards."""
+    benchmark = VERIFIER.replace("MODULE:Mine", "judging:same")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(judging)
+        layout = run_directory(shared / "run", f"evaluation.benchmarks=[{{{benchmark}}}]")
+    give_away(layout.root, SECOND)
+    home = shared / "home"
+    home.mkdir()
+    os.chown(home, FIRST, FIRST)
+    lock, aside = layout.recipe_lock, layout.root / "aside"
+    driver = as_user(SECOND, layout.root, "-c", SWAP, lock, aside)
+    try:
+        reader = as_user(FIRST, home, "-c", RACE, lock, 60, judging)
+        assert reader.communicate(timeout=300)[0].strip() == "0"
+    finally:
+        driver.kill()
+        driver.communicate()
 
 
 def recipe_with(verifier: str) -> str:
@@ -232,7 +298,7 @@ def test_copies_that_a_run_keeps_are_written_by_nobody_else(shared: Path) -> Non
     recipe = load_recipe(shared / "file.yaml")
     (shared / "open_verifier.py").chmod(0o664)
     keep(recipe, shared / "code")
-    assert not is_written_by_others(shared / "code" / "open_verifier.py")
+    assert not look_at_path(shared / "code" / "open_verifier.py").is_written_by_others
 
 
 def test_profiles_that_others_can_change(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +358,7 @@ def test_a_place_that_nobody_else_can_change(shared: Path) -> None:
         shared.chmod(0o775)
         for group, others in ((0, False), (4, True)):  # many systems give a group to each user
             os.chown(shared, 0, group)
-            assert is_written_by_others(shared) is others
+            assert look_at_path(shared).is_written_by_others is others
 
 
 @ROOT_ONLY

@@ -29,7 +29,7 @@ from transformers import (
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Batching, Precision
-from mrt_hpc.training import attention, losses, micro_batch
+from mrt_hpc.training import attention, fused_projection, micro_batch
 from mrt_hpc.training.attention import PACKED_ATTENTION, Blocks, VariableLengths
 from mrt_hpc.training.export import gather
 from mrt_hpc.training.micro_batch import arrange, collate, collate_end_to_end, collate_shared, lay_out
@@ -212,13 +212,13 @@ def test_blocks_give_causal_attention_of_each_sequence(lengths: list[int], key_h
 
 @pytest.mark.parametrize("rows", [1, 3, 100])
 def test_the_fused_projection_is_the_plain_one(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "LOGIT_ELEMENTS", rows * VOCABULARY)
+    monkeypatch.setattr(fused_projection, "LOGIT_ELEMENTS", rows * VOCABULARY)
     torch.manual_seed(1)
     plain, head = (nn.Linear(HIDDEN, VOCABULARY, bias=False) for _ in range(2))
     head.load_state_dict(plain.state_dict())
     hidden, targets, weights = torch.randn(10, HIDDEN), torch.randint(VOCABULARY, (10,)), torch.randn(10)
     inputs = [hidden.clone().requires_grad_() for _ in range(2)]
-    losses.fuse(head, TEMPERATURE, entropy=True)
+    fused_projection.fuse(head, TEMPERATURE, entropy=True)
     logprobs, entropies = head(inputs[0], targets)
     logits = plain(inputs[1]) / TEMPERATURE
     expected = -F.cross_entropy(logits, targets, reduction="none")
@@ -230,7 +230,7 @@ def test_the_fused_projection_is_the_plain_one(rows: int, monkeypatch: pytest.Mo
         assert one.grad is not None and other.grad is not None
         assert torch.allclose(one.grad, other.grad, atol=1e-5)
     with pytest.raises(UserError, match="cannot be fused"):  # as it has a bias
-        losses.fuse(nn.Linear(2, 3), 1.0, entropy=True)
+        fused_projection.fuse(nn.Linear(2, 3), 1.0, entropy=True)
 
 
 def test_other_families_of_models_work_on_packed_rows() -> None:
@@ -354,7 +354,7 @@ def test_ranks_that_share_rows_have_the_plan_of_fewer_ranks(
 def test_a_query_head_keeps_its_head_of_keys(tmp_path: Path) -> None:
     """Also where ranks do not divide the heads of keys and values, or are more."""
     for heads, shared, parts in ((4, 4, 2), (4, 2, 4), (12, 2, 3), (12, 2, 4), (8, 1, 8)):
-        keys = attention.repeated(torch.arange(shared).view(1, shared, 1).float(), parts)[0, :, 0]
+        keys = attention.repeat_heads(torch.arange(shared).view(1, shared, 1).float(), parts)[0, :, 0]
         assert len(keys) % parts == 0 and heads % len(keys) == 0
         of_queries = torch.arange(shared).repeat_interleave(heads // shared)
         assert torch.equal(keys.repeat_interleave(heads // len(keys)).long(), of_queries)

@@ -10,12 +10,10 @@ from basics import RECIPES, ROOT
 from commands import refusal
 from graded import grade_all
 from run_of import run_of
-from sandboxes import needs_sandbox
 from spellings import FILES, gold_answers, spelt
 
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
-from mrt_hpc.domains.python import PythonVerifier
 from mrt_hpc.domains.verifiers import ChoiceVerifier, ExactVerifier, MathVerifier, verifier_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
@@ -26,8 +24,6 @@ from mrt_hpc.submit.create import try_own_verifiers
 
 EXAMPLE = ROOT / "tests" / "examples" / "my_verifier.py"
 RECIPE = RECIPES / "small_world" / "grpo.yaml"
-PROGRAM, WRONG_PROGRAM = "def double(x):\n    return 2 * x", "def double(x): return 0"
-ASSERTIONS = "assert double(3) == 6\nassert double(0) == 0"
 
 
 def test_letters_of_a_choice_and_exact_text() -> None:
@@ -37,18 +33,22 @@ def test_letters_of_a_choice_and_exact_text() -> None:
     for answer in ("E", "Paris", "", "BC", "7", "A and B"):
         assert not ChoiceVerifier().certain(answer, "B"), answer
         assert not ChoiceVerifier().judge(answer, "B").readable, answer
-    assert ChoiceVerifier(choices=5).letter("E") == "E"
+    for answer in (
+        "A, C",
+        "(A)(C)",
+        "A,B,D",
+        "(A) and (C)",
+        "A, B, C, D",
+        "A: no wait, B",
+        r"\text{A}, \text{B}",
+        "A. B",
+    ):
+        assert ChoiceVerifier().letter(answer) is None, answer
+    for answer in ("E", "$E$", r"\(E\)", r"\boldsymbol{E}", r"\bf E", "**E**", "E - foo", "Option E", r"E\text{: foo}",
+                   r"E\,", r"\textbf{(E)}\ 12", "E. A dog", "E. vitamin C", "(E) all of a, b and c"):  # fmt: skip
+        assert ChoiceVerifier(choices=5).letter(answer) == "E", answer
     assert ExactVerifier().certain(" Paris\n", "Paris") and not ExactVerifier().certain("paris", "Paris")
     assert ExactVerifier(ignore_case=True).certain("paris", "Paris")
-
-
-def test_a_program_is_the_last_whole_block_after_the_thought() -> None:
-    verifier = PythonVerifier()
-    text = f"```python\nfirst\n```</think>Here:\n```python\n{PROGRAM}\n```\nDone."
-    assert verifier.extract(text, thinking=True) == PROGRAM
-    assert verifier.extract("```python\nx = 1\n```", thinking=True) is None, "the thought has not ended"
-    assert verifier.extract(f"{text}\n```python\ncut of", thinking=True, cut=True) is None
-    assert verifier.extract("</think>no code", thinking=True) is None
 
 
 HALF = "\\frac{1}{2}"
@@ -60,12 +60,6 @@ NO_GOLD = "\\left(\\frac{1}{"
     [
         (ChoiceVerifier(), {"B": {"(B)": 1, "A": 0, "all": 0}, ("A", "C"): {"(C)": 1, "a": 1, "B": 0}}),
         (ExactVerifier(), {"a": {"a": 1, "b": 0}, ("Paris", "Rome"): {"Rome": 1, "Paris": 1, "Paris or Rome": 0}}),
-        pytest.param(
-            PythonVerifier(),
-            {ASSERTIONS: {PROGRAM: 1, WRONG_PROGRAM: 0, "(": 0},
-             ("assert double(3) == 7", ASSERTIONS): {PROGRAM: 1, WRONG_PROGRAM: 0}},
-            marks=needs_sandbox,
-        ),
         (MathVerifier(),
          {HALF: {"\\frac{2}{4}": 1}, ("3", "4"): {"4.0": 1, "3": 1, "5": 0, "7": 0},
           ("x+1", HALF): {"1+x": 1, "0.5": 1, "x": 0}, (NO_GOLD, "x+1"): {"1+x": 1, "x": 0}}),
@@ -100,15 +94,17 @@ def test_the_rule_of_extraction_is_that_of_the_problems_and_strictness_that_of_t
 BOXES = "prover={type: boxed_answer, temperature: 1.0}"
 
 
-def test_fields_of_a_verifier_are_checked() -> None:
-    recipe = RECIPE.with_name("mrt_online.yaml")
+def test_fields_of_a_verifier_are_checked(beside: Path) -> None:
+    recipe = beside.with_name("online.yaml")
+    recipe.write_text(f"extends: {RECIPE.with_name('mrt_online.yaml')}\nname: online\n")
+    boxless = "data.verifier={type: of_the_user:LastLineChoice}"
     for changes, told in (
         (["data.verifier={type: chioce}"], "choice is the nearest"),
         (["data.verifier=chioce"], "choice is the nearest"),
-        (["data.verifier=7"], "math, exact, choice, python"),
+        (["data.verifier=7"], "math, exact, choice"),
         (["data.verifier={type: choice, choices: 1}"], "data.verifier.choices"),
-        (["data.verifier=python", "data.extraction=any_box"], "data.extraction"),
-        ([BOXES, "data.verifier={type: python}"], "boxed_answer"),
+        ([boxless, "data.extraction=any_box"], "data.extraction"),
+        ([BOXES, boxless], "boxed_answer"),
     ):
         assert told in str(refusal(load_recipe, recipe, tuple(changes)))
     assert load_recipe(recipe, (BOXES, "data.extraction=any_box")).problems.extraction == "any_box"

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from run_of import RECIPES
+from run_of import RECIPES, bare_run
 from safetensors.numpy import save_file
 from small_weights import as_bytes, publish_delta, publish_full, tensors, write_model
 
-from mrt_hpc.cluster.doctor.local_checks import bytes_needed
+from mrt_hpc.cluster.doctor.place_checks import bytes_needed
 from mrt_hpc.errors import UserError
 from mrt_hpc.evaluate.regrade import tokenizer_of
 from mrt_hpc.recipe.load import load_recipe
@@ -42,7 +42,7 @@ BASE = VersionKey(1, "digest")
 
 @pytest.fixture
 def layout(tmp_path: Path) -> RunLayout:
-    layout = RunLayout(tmp_path / "run")
+    layout = bare_run(tmp_path / "run")
     publish_full(layout, 1)
     for version in (2, 3, 4):
         publish_delta(layout, version)
@@ -217,7 +217,13 @@ def test_no_delta_stays_once_the_last_version_is_there(layout: RunLayout, monkey
     assert needed_versions(layout, last, 4) >= {1, 2, 3, 4}
     assert needed_versions(layout, last, 5) & {*published_versions(layout)} == {1, 5}, "2, 3 and 4 are deltas"
     removed: list[str] = []
-    monkeypatch.setattr("mrt_hpc.run.weights.shutil.rmtree", lambda path: removed.append(path.name[1:8]))
+    remove = shutil.rmtree
+
+    def remove_and_note(path: Path, **options: bool) -> None:
+        removed.append(path.name[1:8])
+        remove(path, **options)
+
+    monkeypatch.setattr("mrt_hpc.run.weights.shutil.rmtree", remove_and_note)
     prune(layout, [5])
     assert removed == ["v000004", "v000003", "v000002", "v000001"], "no reader finds one without its base"
 
@@ -240,7 +246,6 @@ def test_deltas_that_could_not_be_read_are_refused() -> None:
     for reason, *changes in (
         ("every version ends a segment", "schedule.iterations_per_job=1"),
         ("inference has ended", "schedule.coupling=sequential", "schedule.max_staleness=1"),
-        ("does not see the folder", "serving.attach={address: http://node:8000, key_file: key}"),
         ("samples nothing while it trains",),
         ("on several nodes", "resources.inference.nodes=2", "resources.inference.gpus=4"),
     ):
@@ -252,6 +257,6 @@ def test_deltas_that_could_not_be_read_are_refused() -> None:
 
 
 def test_room_for_what_deltas_were_made_of_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mrt_hpc.cluster.doctor.local_checks.model_billions", lambda _: 1.5)
+    monkeypatch.setattr("mrt_hpc.cluster.doctor.place_checks.model_billions", lambda _: 1.5)
     needed = [bytes_needed(recipe(f"training.full_weights_every={n}")) or 0.0 for n in (1, 2, 4)]
     assert 0.0 < needed[0] < needed[1] < needed[2]

@@ -1,7 +1,4 @@
-"""The model of a report, as plain data: what is shown of each run, and the sections, tables and figures that show it.
-
-It also chooses the sample traces that fit on a page, and makes texts of any origin fit for it.
-"""
+"""A report as plain data. It also chooses the sample traces that fit on a page."""
 
 import json
 import math
@@ -12,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.analysis.measures import RunSummary
+from mrt_hpc.errors import visible
 from mrt_hpc.plan.hours import UseHours
 from mrt_hpc.plan.jobs import Role
 
@@ -23,83 +21,84 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Happening:
-    """A fault of a run, a resume, or a change of its recipe."""
-
     time: float
     """Seconds since the epoch."""
     kind: str
-    """What happened, in words, as ``resumed``."""
-    task: str
-    """The job and the index of its task."""
+    """In words, as ``resumed``."""
+    job: str
+    """The job of its task, or another name."""
+    index: int | None
+    """None where it is of no task."""
     detail: str
+
+    @property
+    def task(self) -> str:
+        return self.job if self.index is None else f"{self.job} task {self.index}"
 
 
 @dataclass(frozen=True)
 class PrefixCurves:
-    """What a prover found at the prefixes of the traces of one weights version, or model, on one benchmark."""
+    """The prefixes of one weights version, or model, on one benchmark."""
 
     benchmark: str
     version: int
     problems: int
     progress: "tuple[EpisodeProgress, ...]" = ()
-    """The progress by episode; empty where not all prefixes have a value."""
+    """Empty where not all prefixes have a value."""
     votes: "tuple[ScalingCurve, ...]" = ()
-    """[maj@p]_j, a curve each p; empty where no answers were forced at some prefix."""
+    """[maj@p]_j, a curve each p; empty where some prefix has no forced answers."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run of a report, or one model of an evaluation on its own."""
+    """One run, or one model of an evaluation on its own."""
 
     name: str
-    """No two runs or models of a report have the same."""
+    """Unique in a report."""
     summary: RunSummary
     hours: tuple[UseHours, ...] = ()
-    """The hours by role and use; those of a role stand together."""
+    """Those of a role stand together."""
     attempts: Mapping[Role, int] = field(default_factory=dict)
-    """The number of attempts at the tasks of each role."""
+    """At the tasks of each role."""
     happenings: tuple[Happening, ...] = ()
-    """The happenings, sorted by time."""
+    """Sorted by time."""
     recipe: str = ""
     """The resolved recipe as YAML."""
     traces: "tuple[SampleTrace, ...]" = ()
-    """The traces in the order in which they are taken until the page is full."""
+    """In the order in which they are taken until the page is full."""
     problems: "Mapping[str, SampleProblem]" = field(default_factory=dict)
-    """The problems by the names that the traces give."""
+    """By the names that the traces give."""
     choice: tuple[str, ...] = ()
-    """How the traces were chosen, and what could not be read, a sentence each."""
+    """On how the traces were chosen, and which could not be read."""
     prefixes: tuple[PrefixCurves, ...] = ()
-    """The curves of each benchmark: those of the first and the last evaluated version, in this order; of a model its
-    own.
-    """
+    """Of each benchmark: the first and the last evaluated version; of a model its own."""
     unread: tuple[str, ...] = ()
-    """The evaluations whose prefixes could not be read, a sentence each."""
+    """Evaluations whose prefixes could not be read, a sentence each."""
     evaluation: str | None = None
-    """The name of the evaluation on its own that has the model; None for a run. The first model of an evaluation has
-    what all of them share: its cost, its events, its settings and what is missing.
+    """The evaluation on its own that has the model; None for a run. Its first model has what all of them share: cost,
+    events, settings and what is missing.
     """
     arm: str | None = None
-    """The arm that it is a run of: curves show the mean of an arm's runs. None where it has curves of its own."""
+    """Curves show the mean of an arm's runs. None where it has its own curves."""
     last: int | None = None
-    """The weights version that stands for it beside others: the last one that its recipe evaluates, whether or not it
-    was evaluated; of a model its number. None where the recipe evaluates none.
+    """The weights version that stands for it beside others: the last one that its recipe evaluates, evaluated or not;
+    of a model its number.
     """
     notes: tuple[str, ...] = ()
-    """What a reader has to know of the comparison with the others of the report; it stands with the first of them."""
+    """On the comparison with the others of the report; they stand with the first of them."""
 
     @property
     def curve_name(self) -> str:
-        """The name of its curves where those of an arm are drawn as one."""
+        """Runs of an arm share one name."""
         return self.arm or self.name
 
     @property
-    def trained(self) -> bool:
-        """Whether it is a run, whose weights versions are numbered by their training."""
+    def is_run(self) -> bool:
         return self.evaluation is None
 
 
-def by_directory(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """One record for each run and for each evaluation: that of its first model, with the name of the evaluation."""
+def directory_records(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """One record for each run and evaluation: that of its first model, with the evaluation's name."""
     records_by_path: dict[str, RunRecord] = {}
     for record in records:
         records_by_path.setdefault(record.evaluation or record.name, record)
@@ -108,22 +107,17 @@ def by_directory(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table."""
-
     name: str
     numeric: bool = True
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose first column names its rows."""
-
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     """A text for each column."""
     note: str = ""
-    """What the reader has to know about its numbers."""
     folded: bool = False
     """Whether the page shows it only when the reader opens it."""
     page_only: bool = False
@@ -137,28 +131,23 @@ class Plot:
     caption: str
     figure: "LineFigure"
     table: Table
-    """All its points."""
 
     @property
     def title(self) -> str:
-        """The title of its panel."""
         return self.figure.panels[0].title
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A text that is shown letter by letter; the page shows it when the reader opens it."""
+    """A text that is shown letter by letter, when the reader opens it."""
 
     title: str
     text: str
     page_only: bool = False
-    """Whether ``report.md`` leaves it out."""
 
 
 @dataclass(frozen=True)
 class ReportSection:
-    """A part of a report under a heading."""
-
     anchor: str
     title: str
     paragraphs: tuple[str, ...] = ()
@@ -170,30 +159,12 @@ class ReportSection:
 # -- texts of any origin: every character can be seen, and none has an effect of its own
 
 
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
-UNSEEN = re.compile(
-    "[\x80-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
-    "\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
-)
-"""Characters that change the order of others or cannot be seen: control characters, and those that Unicode calls
-default ignorable. The variation selectors U+FE00 to U+FE0F stay, as they give many usual signs their colour.
-"""
-SURROGATE = re.compile("[\ud800-\udfff]")
 IN_SCRIPTS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-"""The characters with which a text could end the element that holds it, or a line of a script."""
-
-
-def visible(text: str) -> str:
-    """Return a text in which control characters have pictures, unseen ones their numbers, and lone surrogates are
-    U+FFFD; line breaks and tabs stay.
-    """
-    text = SURROGATE.sub("\ufffd", text.replace("\r\n", "\n"))
-    text = CONTROL.sub(lambda match: "\u2421" if match[0] == "\x7f" else chr(0x2400 + ord(match[0])), text)
-    return UNSEEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", text)
+"""Characters with which a text could end its element, or a line of a script."""
 
 
 def script_json(value: Any) -> str:
-    """Return JSON that may stand in a script element, whatever its texts contain."""
+    """JSON that may stand in a script element, whatever its texts contain."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return re.sub("[<>&\u2028\u2029]", lambda match: IN_SCRIPTS[match[0]], text)
 
@@ -202,34 +173,28 @@ def script_json(value: Any) -> str:
 
 
 TRACE_BYTES = 1_300_000
-"""The bytes that the sample traces of a page may have together."""
+"""The sample traces of a page together."""
 TEXT_LIMIT = 8_000
-"""The characters that are shown of one trace."""
+"""Characters shown of one trace."""
 PROBLEM_LIMIT = 2_000
-"""The characters that are shown of a problem, and of the text before a trace."""
+"""Characters shown of a problem, and of the text before a trace."""
 ANSWER_LIMIT = 120
-"""The characters that are shown of an answer."""
+"""Characters shown of an answer."""
 LEAST = 160
-"""The characters that an episode keeps at least, where it has them."""
+"""Characters that an episode keeps at least."""
 
 
 @dataclass(frozen=True)
 class ShownAnswer:
-    """An answer that the prover gave at a boundary."""
-
     answer: str | None
-    """None where it gave none."""
     right: bool
     count: int = 1
-    """The number of branches that gave it; 0 where its probability was looked up."""
+    """Branches that gave it; 0 where its probability was looked up."""
     probability: float | None = None
-    """The probability of an answer for which it was looked up."""
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """What the prover found at a boundary of a trace."""
-
     value: float | None = None
     """V; None where it was not asked for."""
     answers: tuple[ShownAnswer, ...] = ()
@@ -237,29 +202,26 @@ class Boundary:
 
 @dataclass(frozen=True)
 class SampleProblem:
-    """A problem of sample traces."""
-
     text: str
     gold: str
 
 
 @dataclass(frozen=True)
 class SampleTrace:
-    """A trace as the page shows it, k episodes."""
+    """A trace of k episodes, as the page shows it."""
 
     source: str
-    """Who sampled it for what, in words."""
+    """Its sampler and purpose, in words."""
     problem: str
-    """The name of its problem among those of the run: its benchmark, or ``train``, and its id."""
+    """Its benchmark, or ``train``, and its id."""
     sample: int
     right: bool
     answer: str | None
     tokens: int
-    """The number of sampled tokens."""
+    """Sampled."""
     cut: bool
-    """Whether the token limit ended it."""
     before: str
-    """What the model was given to go on from; empty for a whole trace."""
+    """The text that the model went on from; empty for a whole trace."""
     episodes: tuple[str, ...]
     """[k] texts."""
     boundaries: tuple[Boundary, ...]
@@ -272,29 +234,21 @@ class SampleTrace:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The sample traces that fit on a page."""
-
     data: str
-    """JSON for a script element: of each run or model its traces and problems, and whether all of them are models."""
+    """JSON for a script element: traces and problems of each run or model, and whether all are models."""
     shown: tuple[int, ...]
-    """The number of traces that fit, of each run or model."""
 
 
 def progress_of(boundaries: Sequence[Boundary]) -> list[float | None]:
-    """Return [k] the progress of each episode; None where one of its two boundaries has no value."""
+    """[k] progress by episode; None where a boundary has no value."""
     values = [b.value for b in boundaries]
     return [None if a is None or b is None else round(b - a, 4) for a, b in pairwise(values)]
 
 
 def choose(records: Sequence[RunRecord], budget: int = TRACE_BYTES) -> Chosen:
-    """Take traces of each run, in their order, until its equal share of the budget is used.
-
-    Args:
-        records: of the runs.
-        budget: bytes of all traces and problems together, as they stand in the page.
-    """
+    """It takes traces of each run, in order, until its equal share of ``budget`` bytes of the page is used."""
     runs = [_run_data(record, budget // len(records)) for record in records]
-    models = not any(record.trained for record in records)
+    models = not any(record.is_run for record in records)
     return Chosen(script_json({"runs": runs, "models": models}), tuple(len(run["traces"]) for run in runs))
 
 
@@ -314,7 +268,6 @@ def _run_data(record: RunRecord, budget: int) -> dict[str, Any]:
 
 
 def _problem_data(name: str, problem: SampleProblem | None) -> dict[str, Any]:
-    """Its name, and where its file has it, its text and the right answer."""
     texts = {"name": name} if problem is None else {"name": name, "text": problem.text, "gold": problem.gold}
     return {what: excerpt(text, PROBLEM_LIMIT) for what, text in texts.items()}
 
@@ -358,15 +311,14 @@ Excerpt = str | list[str | int]
 
 
 def excerpts(texts: Sequence[str], limit: int) -> list[Excerpt]:
-    """Return excerpts of texts, ``limit`` characters together; short ones stay whole, long ones share the rest equally,
-    and none gets fewer than ``LEAST``.
+    """Excerpts with ``limit`` characters together; short ones stay whole, long ones share the rest equally, and none
+    gets fewer than ``LEAST``.
     """
     share = fair_share([len(text) for text in texts], limit)
     return [excerpt(text, share) for text in texts]
 
 
 def fair_share(lengths: Sequence[int], limit: int) -> int:
-    """Return the length to which texts are cut, so that all together have ``limit`` characters."""
     left, open_texts = limit, len(lengths)
     for length in sorted(lengths):
         if length * open_texts > left:
@@ -376,7 +328,7 @@ def fair_share(lengths: Sequence[int], limit: int) -> int:
 
 
 def excerpt(text: str, limit: int) -> Excerpt:
-    """Return a text without its middle where it has more than ``limit`` characters."""
+    """A text longer than ``limit`` characters without its middle."""
     if len(text) <= limit:
         return visible(text)
     head = (limit + 1) // 2

@@ -1,7 +1,4 @@
-"""The figures of a report, each with its numbers as a table; the runs of a report share them.
-
-Those with the name of a file are in ``report.md`` too.
-"""
+"""The figures of a report, each with its numbers as a table; those with a file's name are in ``report.md`` too."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,21 +10,21 @@ from mrt_hpc.analysis.episode_progress import FEW_PROBLEMS
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import IntervalEstimate, clustered_mean
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
-from mrt_hpc.analysis.number_formats import DASH, count, number, share_text, with_ends
+from mrt_hpc.analysis.number_formats import DASH, count, estimate_text, number, share_text
 from mrt_hpc.analysis.report.content import Column, Plot, PrefixCurves, RunRecord, Table
 from mrt_hpc.analysis.rows import (
     accuracy_of,
-    by_benchmark,
+    bare_mean,
+    group_by_benchmark,
     majority_estimates,
     mean_of,
     pass_estimates,
-    without_interval,
 )
 
 MOST_STAGES = 5
 """Lines in the figure of progress by episode."""
 LEAST_ITERATIONS = 3
-"""A mean over fewer iterations than this has no interval: it would fill the figure."""
+"""Means over fewer iterations have no interval: it would fill the figure."""
 PHASE_COLOURS = {
     Phase.GENERATION: 0,
     Phase.GRADING: 4,
@@ -43,27 +40,28 @@ PHASE_COLOURS = {
 
 
 def result_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
-    """Accuracy against training, regret against the budget, pass@k and maj@k against the samples, and votes against
-    tokens, where they are measured.
-    """
     return tuple(
-        filter(None, (_accuracy(records), _regret(records), *_by_samples(records), *_votes_by_tokens(records)))
+        filter(
+            None, (_accuracy(records), _regret(records), *_sample_scaling_plots(records), *_votes_by_tokens(records))
+        )
     )
 
 
 def _accuracy(records: Sequence[RunRecord]) -> Plot | None:
     lines = [
         line_of(
-            labelled(records, record.curve_name, benchmark),
+            line_label(records, record.curve_name, benchmark),
             [evaluation.version for evaluation in versions],
             map(accuracy_of, versions),
         )
-        for record, benchmark, versions in _evaluated(records)
-        if record.trained
+        for record, benchmark, versions in _evaluations_by_benchmark(records)
+        if record.is_run
     ]
     caption = "pass@1 of each evaluated weights version, with its 95 % interval over problems."
     names = ("iterations of training", "pass@1 (mean, 95 % interval)")
-    return plotted("Accuracy", caption, *names, lines, "accuracy", kind="error bars", percent=True, whole_numbers=True)
+    return make_plot(
+        "Accuracy", caption, *names, lines, "accuracy", kind="error bars", percent=True, whole_numbers=True
+    )
 
 
 def _regret(records: Sequence[RunRecord]) -> Plot | None:
@@ -79,11 +77,10 @@ def _regret(records: Sequence[RunRecord]) -> Plot | None:
         f"Normalised regret at each budget of tokens{_ends(records)}, with 95 % intervals over problems: lower is "
         "better."
     )
-    return plotted("Regret", caption, "budget (tokens)", "normalised regret", [line for line in lines if line.x])
+    return make_plot("Regret", caption, "budget (tokens)", "normalised regret", [line for line in lines if line.x])
 
 
-def _by_samples(records: Sequence[RunRecord]) -> Iterator[Plot | None]:
-    """pass@k and maj@k, 1, 2, 4 .. samples."""
+def _sample_scaling_plots(records: Sequence[RunRecord]) -> Iterator[Plot | None]:
     passes = f"pass@k against the number of samples k, unbiased{_ends(records)}, with 95 % intervals over problems."
     votes = (
         f"maj@k, the chance that a vote of k samples is right, against k{_ends(records)}, with 95 % intervals over "
@@ -97,18 +94,17 @@ def _by_samples(records: Sequence[RunRecord]) -> Iterator[Plot | None]:
         labelled_estimates = [(label, estimates(*group)) for label, group in _compared_versions(records)]
         lines = [line_of(label, by_k, by_k.values()) for label, by_k in labelled_estimates if len(by_k) > 1]
         names = ("samples k", f"{measure} (mean; bands: 95 % interval)")
-        yield plotted(title, caption, *names, lines, percent=True, logarithmic=True, marks_at_points=True)
+        yield make_plot(title, caption, *names, lines, percent=True, logarithmic=True, marks_at_points=True)
 
 
 def _ends(records: Sequence[RunRecord]) -> str:
-    """Words for a caption: which versions of a run are shown."""
-    return ", first and last version" if any(record.trained for record in records) else ""
+    return ", first and last version" if any(record.is_run for record in records) else ""
 
 
 def _compared_versions(records: Sequence[RunRecord]) -> Iterator[tuple[str, list[EvaluationSummary]]]:
-    """The first and the last version of each run with a label: one benchmark each, or the mean of more than two."""
+    """One benchmark each, or the mean of more than two; each with a label."""
     for record in records:
-        groups = [versions for evaluation, _, versions in _evaluated(records) if evaluation is record]
+        groups = [versions for evaluation, _, versions in _evaluations_by_benchmark(records) if evaluation is record]
         together = [groups] if len(groups) > 2 else [[versions] for versions in groups]
         for benchmarks in together:
             shared = set.intersection(*({evaluation.version for evaluation in versions} for versions in benchmarks))
@@ -117,19 +113,18 @@ def _compared_versions(records: Sequence[RunRecord]) -> Iterator[tuple[str, list
                 members = [
                     evaluation for versions in benchmarks for evaluation in versions if evaluation.version == version
                 ]
-                text = f"{name}, version {version}" if record.trained else name
-                yield labelled(records, record.curve_name, text), members
+                text = f"{name}, version {version}" if record.is_run else name
+                yield line_label(records, record.curve_name, text), members
 
 
 # -- votes against tokens: of one run the last evaluated version and, for comparison, the first one; of several the last
 
 
 def _votes_by_tokens(records: Sequence[RunRecord]) -> Iterator[Plot | None]:
-    """[maj@p]_j against tokens, a figure each benchmark whose prefixes have forced answers."""
     for benchmark in dict.fromkeys(
         curves.benchmark for record in records for curves in record.prefixes if curves.votes
     ):
-        votes = [*_at_prefixes(records, benchmark), *_complete(records, benchmark)]
+        votes = [*_prefix_votes(records, benchmark), *_complete(records, benchmark)]
         title = f"Scaling with tokens: {benchmark}"
         caption = (
             "Accuracy of a vote of p answers that are forced after j episodes, [maj@p]_j, and of k complete samples, "
@@ -139,18 +134,18 @@ def _votes_by_tokens(records: Sequence[RunRecord]) -> Iterator[Plot | None]:
         )
         names = ("tokens (logarithmic)", "accuracy (mean; bands: 95 % interval)")
         lines, table = [line for line, _ in votes], _vote_table(title, votes)
-        yield plotted(title, caption, *names, lines, table=table, percent=True, logarithmic=True)
+        yield make_plot(title, caption, *names, lines, table=table, percent=True, logarithmic=True)
 
 
 Vote = tuple[Line, tuple[int, ...]]
-"""The accuracy of a vote against its tokens; and of each point j, the number of episodes, or k, that of samples."""
+"""The accuracy of a vote against its tokens; and of each point j, the number of episodes, or k, of samples."""
 
 
-def _at_prefixes(records: Sequence[RunRecord], benchmark: str) -> Iterator[Vote]:
-    """All votes of a single run or model, and the largest one of its first version; of several the largest that all of
-    them have. Only the intervals of the largest vote are drawn: those of all lines would hide each other.
+def _prefix_votes(records: Sequence[RunRecord], benchmark: str) -> Iterator[Vote]:
+    """All votes of a single run, and the largest one of its first version; of several runs the largest that all have.
+    Only the largest vote has intervals: others would hide each other.
     """
-    shown = [(record, curves) for record, curves in _shown(records, benchmark) if curves.votes]
+    shown = [(record, curves) for record, curves in _shown_curves(records, benchmark) if curves.votes]
     if not shown:
         return
     shared = set.intersection(*({curve.voters or 0 for curve in curves.votes} for _, curves in shown))
@@ -159,32 +154,33 @@ def _at_prefixes(records: Sequence[RunRecord], benchmark: str) -> Iterator[Vote]
         for curve in curves.votes:
             most = curve.voters == max(shared, default=0)
             if most or (len(records) == 1 and is_last):
-                label = labelled(records, record.name, _with_version(curve.way, record, curves.version))
+                label = line_label(records, record.name, _version_label(curve.way, record, curves.version))
                 tokens, accuracy = [p.tokens for p in curve.points], [p.accuracy for p in curve.points]
                 line = replace(line_of(label, tokens, accuracy), band=(most and is_last) or len(records) > 1)
                 yield line, tuple(point.index for point in curve.points)
 
 
 def _complete(records: Sequence[RunRecord], benchmark: str) -> Iterator[Vote]:
-    """maj@k of the last version of each run or model, by its summary."""
     for record in records:
-        evaluation = by_benchmark(record.summary.evaluations).get(benchmark, [None])[-1]
+        evaluation = group_by_benchmark(record.summary.evaluations).get(benchmark, [None])[-1]
         if (
             evaluation is None
             or evaluation.tokens_per_rollout is None
             or not (estimates := majority_estimates(evaluation))
         ):
             continue
-        label = labelled(records, record.name, _with_version("maj@k of complete samples", record, evaluation.version))
+        label = line_label(
+            records, record.name, _version_label("maj@k of complete samples", record, evaluation.version)
+        )
         tokens = [k * evaluation.tokens_per_rollout for k in estimates]
         yield replace(line_of(label, tokens, estimates.values()), dash="dashed"), tuple(estimates)
 
 
-def _with_version(text: str, record: RunRecord, version: int) -> str:
-    return f"{text}, version {version}" if record.trained else text
+def _version_label(text: str, record: RunRecord, version: int) -> str:
+    return f"{text}, version {version}" if record.is_run else text
 
 
-def _shown(records: Sequence[RunRecord], benchmark: str) -> Iterator[tuple[RunRecord, PrefixCurves]]:
+def _shown_curves(records: Sequence[RunRecord], benchmark: str) -> Iterator[tuple[RunRecord, PrefixCurves]]:
     """The last version of each record, and before it the first one where there is a single record."""
     for record in records:
         of_benchmark = [curves for curves in record.prefixes if curves.benchmark == benchmark]
@@ -205,14 +201,14 @@ def _vote_table(title: str, votes: Sequence[Vote]) -> Table:
 
 
 def progress_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
-    """Progress by episode: of one run from early to late, of several at the end of each."""
+    """One run is shown from early to late, several at the end of each."""
     lines = []
     for record in records:
         measured = [m for m in record.summary.iterations if m.progress_by_episode]
         if measured:
             stages = progress_stages(measured)
             shown = stages if len(records) == 1 else [replace(stages[-1], age=None)]
-            lines += [replace(s, label=labelled(records, record.curve_name, s.label)) for s in shown]
+            lines += [replace(s, label=line_label(records, record.curve_name, s.label)) for s in shown]
     caption = (
         "Mean progress V(j+1) − V(j) of the j-th episode over the traces that have one, by stage of training. The 95 % "
         f"intervals are over the iterations of a stage, where it has {LEAST_ITERATIONS} or more."
@@ -222,10 +218,8 @@ def progress_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
 
 
 def progress_stages(iterations: Sequence[IterationMetrics]) -> list[Line]:
-    """Mean progress by episode index over up to ``MOST_STAGES`` equal stages of training, with intervals over the
+    """Mean progress by episode index over up to ``MOST_STAGES`` equal stages of training; intervals are over the
     iterations of a stage, each of which has other problems.
-
-    An iteration counts for an episode index when any of its traces has that episode.
     """
     stages = np.array_split(np.arange(len(iterations)), min(MOST_STAGES, len(iterations)))
     lines = [_progress_stage([iterations[i] for i in stage]) for stage in stages]
@@ -242,12 +236,11 @@ def _progress_stage(members: Sequence[IterationMetrics]) -> Line:
 
 def _mean_of_iterations(means: Sequence[float]) -> IntervalEstimate:
     if len(means) < LEAST_ITERATIONS:
-        return without_interval(float(np.mean(means)))
+        return bare_mean(float(np.mean(means)))
     return clustered_mean([[mean] for mean in means])
 
 
 def prefix_progress_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
-    """Progress by episode of evaluated traces, a figure each benchmark whose prefixes have values."""
     named = dict.fromkeys(curves.benchmark for record in records for curves in record.prefixes if curves.progress)
     return tuple(filter(None, (_evaluated_progress(records, benchmark) for benchmark in named)))
 
@@ -255,11 +248,11 @@ def prefix_progress_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
 def _evaluated_progress(records: Sequence[RunRecord], benchmark: str) -> Plot | None:
     every: list[Line] = []
     frequent: list[Line] = []
-    for record, curves in _shown(records, benchmark):
+    for record, curves in _shown_curves(records, benchmark):
         if not curves.progress:
             continue
-        version = f"version {curves.version}" if record.trained else ""
-        label = labelled(records, record.curve_name, version, record.name)
+        version = f"version {curves.version}" if record.is_run else ""
+        label = line_label(records, record.curve_name, version, record.name)
         least = min(FEW_PROBLEMS, curves.problems)  # a later episode has as many problems, or fewer
         for lines, episodes in (
             (every, curves.progress),
@@ -271,26 +264,25 @@ def _evaluated_progress(records: Sequence[RunRecord], benchmark: str) -> Plot | 
         f"clustered by problem. Episodes of fewer than {FEW_PROBLEMS} problems are in the table alone."
     )
     title = f"Progress by episode: {benchmark}"
-    return _progress(title, caption, frequent, table=series_table(title, "episode j", over_seeds(every)))
+    return _progress(title, caption, frequent, table=series_table(title, "episode j", average_seeds(every)))
 
 
 def _progress(title: str, caption: str, lines: Sequence[Line], **more: Any) -> Plot | None:
     y_label = "mean progress V(j+1) − V(j)"
-    return plotted(title, caption, "episode j", y_label, lines, level=0.0, whole_numbers=True, **more)
+    return make_plot(title, caption, "episode j", y_label, lines, level=0.0, whole_numbers=True, **more)
 
 
 # -- iterations
 
 
 def learning_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
-    """The measures of every iteration."""
     return tuple(filter(None, (*(_curve(records, curve) for curve in _CURVES), _quality(records))))
 
 
 def _quality(records: Sequence[RunRecord]) -> Plot | None:
     lines = [
         _trend(
-            labelled(records, record.curve_name, name.replace("_", " ")),
+            line_label(records, record.curve_name, name.replace("_", " ")),
             {m.iteration: m.quality.get(name) for m in record.summary.iterations},
         )
         for record in records
@@ -305,35 +297,31 @@ def _curve(records: Sequence[RunRecord], curve: "_Curve") -> Plot | None:
     for record in records:
         for name, value in curve.measures.items():
             text, alone = (name, "") if len(curve.measures) > 1 else ("", name)
-            label = labelled(records, record.curve_name, text, alone)
+            label = line_label(records, record.curve_name, text, alone)
             lines.append(_trend(label, {m.iteration: value(m) for m in record.summary.iterations}))
     lines = [line for line in lines if line.x]
     return _trends(curve.title, curve.caption, curve.unit, lines, curve.name, percent=curve.percent)
 
 
 def _trends(title: str, caption: str, y_label: str, lines: Sequence[Line], name: str, *, percent: bool) -> Plot | None:
-    return plotted(
+    return make_plot(
         title, caption, "iteration", y_label, lines, name, kind="trends", percent=percent, whole_numbers=True
     )
 
 
 def _trend(label: str, measured: Mapping[int, float | None]) -> Line:
-    """A line over the iterations that have its measure."""
     points = {iteration: value for iteration, value in measured.items() if value is not None}
-    return line_of(label, points, map(without_interval, points.values()))
+    return line_of(label, points, map(bare_mean, points.values()))
 
 
 @dataclass(frozen=True)
 class _Curve:
-    """A figure of measures against iterations."""
-
     title: str
     unit: str
     caption: str
     measures: Mapping[str, Callable[[IterationMetrics], float | None]]
     percent: bool = False
     name: str = ""
-    """The name of its file."""
 
 
 _CURVES = (
@@ -388,7 +376,6 @@ _CURVES = (
 
 
 def time_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
-    """The wall time of every iteration by phase, a figure a run."""
     return tuple(filter(None, (_time(records, record) for record in records)))
 
 
@@ -398,24 +385,22 @@ def _time(records: Sequence[RunRecord], record: RunRecord) -> Plot | None:
         Line(
             phase,
             tuple(float(m.iteration) for m in timed),
-            tuple(without_interval(m.seconds.get(phase, 0.0)) for m in timed),
+            tuple(bare_mean(m.seconds.get(phase, 0.0)) for m in timed),
             PHASE_COLOURS[phase],
         )
         for phase in Phase
         if any(m.seconds.get(phase) for m in timed)
     ]
     caption = "Wall time of each iteration in seconds, by what the run was doing."
-    title = labelled(records, record.name, "Time by phase")
-    return plotted(title, caption, "iteration", "wall time (s)", lines, "time", kind="stack", whole_numbers=True)
+    title = line_label(records, record.name, "Time by phase")
+    return make_plot(title, caption, "iteration", "wall time (s)", lines, "time", kind="stack", whole_numbers=True)
 
 
 # -- from lines to a figure with its table
 
 
-def labelled(records: Sequence[RunRecord], name: str, text: str, alone: str = "") -> str:
-    """A label that names its run, or its arm, where there are several runs; ``alone`` is the label of a single run
-    without a text.
-    """
+def line_label(records: Sequence[RunRecord], name: str, text: str, alone: str = "") -> str:
+    """The label names the run or arm where there are several; ``alone`` is for a single run without a text."""
     if len(records) == 1:
         return text or alone
     return f"{name}: {text}" if text else name
@@ -427,9 +412,9 @@ OVER_SEEDS = (
 )
 
 
-def over_seeds(lines: Iterable[Line]) -> list[Line]:
-    """The lines, of which those with the same label, the runs of an arm, become one: their mean where all of them have
-    a value, with the range of the runs: an interval over two or three seeds would fill the figure.
+def average_seeds(lines: Iterable[Line]) -> list[Line]:
+    """Lines with the same label, the runs of an arm, become one: their mean where all have a value, with the range of
+    the runs, since an interval over two or three seeds would fill the figure.
     """
     of_arms: dict[str, list[Line]] = {}
     for line in lines:
@@ -438,7 +423,6 @@ def over_seeds(lines: Iterable[Line]) -> list[Line]:
 
 
 def _mean_line(runs: Sequence[Line]) -> Line:
-    """The mean of several lines."""
     values = [dict(zip(line.x, line.means, strict=True)) for line in runs]
     shared = sorted(set(values[0]).intersection(*values))
     at = [[of_run[x] for of_run in values] for x in shared]
@@ -446,13 +430,13 @@ def _mean_line(runs: Sequence[Line]) -> Line:
     return replace(runs[0], x=tuple(shared), y=tuple(ranges))
 
 
-def _evaluated(records: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, str, list[EvaluationSummary]]]:
+def _evaluations_by_benchmark(records: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, str, list[EvaluationSummary]]]:
     for record in records:
-        for benchmark, versions in by_benchmark(record.summary.evaluations).items():
+        for benchmark, versions in group_by_benchmark(record.summary.evaluations).items():
             yield record, benchmark, versions
 
 
-def plotted(
+def make_plot(
     title: str,
     caption: str,
     x_label: str,
@@ -462,19 +446,15 @@ def plotted(
     table: Table | None = None,
     **look: Any,
 ) -> Plot | None:
-    """A figure of lines with all their points as a table; None where there are none.
+    """A plot, or None without points.
 
     Args:
-        title: its heading.
-        caption: what stands below it.
-        x_label: the name of the horizontal axis.
-        y_label: the name of the vertical axis.
-        lines: of the figure; those with the same label become one, see ``over_seeds``.
+        lines: those with the same label become one, see ``average_seeds``.
         name: of its file; without one only the page shows it.
         table: in place of one with a row for each x.
         look: further fields of its panel.
     """
-    drawn = over_seeds(lines)
+    drawn = average_seeds(lines)
     if not any(line.x for line in drawn):
         return None
     if len(drawn) < len(lines):
@@ -484,8 +464,8 @@ def plotted(
 
 
 def series_table(title: str, x_label: str, lines: Sequence[Line]) -> Table:
-    """All points of a figure: a row each x, a column each line."""
-    cells = [dict(zip(line.x, (with_ends(y, number) for y in line.y), strict=True)) for line in lines]
+    """The table has a row each x and a column each line."""
+    cells = [dict(zip(line.x, (estimate_text(y, number) for y in line.y), strict=True)) for line in lines]
     places = sorted({x for line in lines for x in line.x})
     rows = tuple((f"{x:g}", *(column.get(x, DASH) for column in cells)) for x in places)
     columns = (Column(x_label), *(Column(line.label) for line in lines))

@@ -1,7 +1,7 @@
 """The two forms of a report: ``report.html``, one page that loads nothing, and ``report.md`` with its figures.
 
-What a model wrote reaches the page in two ways: tables are escaped, and traces are JSON whose texts the script puts
-into the page as texts. A content security policy refuses every other script, and every request.
+What a model wrote reaches the page escaped in tables, or as JSON that the script puts into the page as texts. A content
+security policy refuses every other script, and every request.
 """
 
 import base64
@@ -19,6 +19,7 @@ from mrt_hpc.analysis.number_formats import cell, number
 from mrt_hpc.analysis.report import content
 from mrt_hpc.analysis.report.result_sections import name_before
 from mrt_hpc.analysis.report.run_sections import heading, sections, title
+from mrt_hpc.errors import visible
 from mrt_hpc.run.atomic import write_text
 
 NOTHING = "Nothing of this has been measured."
@@ -28,7 +29,6 @@ NOTHING = "Nothing of this has been measured."
 
 
 def write_markdown(directory: Path, records: Sequence[content.RunRecord]) -> Path:
-    """Write ``report.md`` and ``plots/*.png``; the report last, so that its figures are there. Returns its path."""
     written = sections(records)
     for section in written:
         for plot in section.plots:
@@ -40,7 +40,6 @@ def write_markdown(directory: Path, records: Sequence[content.RunRecord]) -> Pat
 
 
 def markdown(records: Sequence[content.RunRecord], written: Sequence[content.ReportSection]) -> str:
-    """The report as Markdown."""
     parts = [f"# {cell(title(records))}", *(name_before(records, record) + heading(record) for record in records)]
     return "\n\n".join([*parts, *(part for section in written for part in _blocks(section))]) + "\n"
 
@@ -75,29 +74,19 @@ def _table(table: content.Table) -> str:
 
 
 def write_page(path: Path, records: Sequence[content.RunRecord]) -> None:
-    """Write the page of some runs, whole.
-
-    Args:
-        path: of the HTML file.
-        records: one or more runs; those of several stand side by side.
-    """
+    """Several runs stand side by side; the file appears whole."""
     write_text(path, render_page(records))
 
 
 def render_page(records: Sequence[content.RunRecord], budget: int = content.TRACE_BYTES) -> str:
-    """The page as HTML; the same records give the same text.
-
-    Args:
-        records: one or more runs.
-        budget: bytes of the sample traces.
-    """
+    """The page as HTML; the same records give the same text. ``budget`` is bytes of the sample traces."""
     script = _file("reader.js")
     chosen = content.choose(records, budget)
     written = sections(records)
     return _environment().get_template("page.html.j2").render(
         title=title(records),
         records=records,
-        trained=any(record.trained for record in records),
+        trained=any(record.is_run for record in records),
         sections=written,
         lead=_lead(written),
         nothing=NOTHING,
@@ -111,7 +100,6 @@ def render_page(records: Sequence[content.RunRecord], budget: int = content.TRAC
 
 
 def _lead(written: Sequence[content.ReportSection]) -> content.Plot | None:
-    """The figure at the top of the page: the first learning curve, or else the first figure of the results."""
     first = sorted(written, key=lambda section: section.anchor != "training")
     return next((plot for section in first for plot in section.plots), None)
 
@@ -128,14 +116,14 @@ def _environment() -> jinja2.Environment:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_shown,
+        finalize=_visible_value,
     )
-    environment.filters.update(svg=_svg, described=described, heading=heading)
+    environment.filters.update(svg=_svg, described=figure_description, heading=heading)
     return environment
 
 
-def _shown(value: Any) -> Any:
-    return content.visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+def _visible_value(value: Any) -> Any:
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _file(name: str) -> str:
@@ -143,13 +131,13 @@ def _file(name: str) -> str:
 
 
 def _svg(figure: LineFigure) -> tuple[str, Markup]:
-    """The view box and the drawing of a figure; matplotlib escapes the texts of its figures."""
+    """The view box and the drawing; matplotlib escapes the texts."""
     view_box, drawing = inline_svg(figure)
     return view_box, Markup(drawing)
 
 
-def described(figure: LineFigure) -> str:
-    """A sentence for readers who do not see a figure: where each of its lines begins and ends."""
+def figure_description(figure: LineFigure) -> str:
+    """For readers who do not see a figure it says where each line begins and ends."""
     (panel,) = figure.panels
     ends = [f"{line.label} from {number(line.means[0])} to {number(line.means[-1])}" for line in panel.lines if line.x]
     more = f"; and {len(ends) - 8} more lines" if len(ends) > 8 else ""
@@ -157,7 +145,6 @@ def described(figure: LineFigure) -> str:
 
 
 def _choice(records: Sequence[content.RunRecord], chosen: content.Chosen) -> list[str]:
-    """How the traces of the page were chosen, in sentences."""
     common = _common([record.choice for record in records])
     sentences = [*common]
     for record, shown in zip(records, chosen.shown, strict=True):
@@ -174,6 +161,5 @@ def _choice(records: Sequence[content.RunRecord], chosen: content.Chosen) -> lis
 
 
 def _common(choices: Sequence[Sequence[str]]) -> list[str]:
-    """The sentences that are the same for all runs or models that have traces."""
     having = [choice for choice in choices if choice]
     return [sentence for sentence in having[0] if all(sentence in other for other in having)] if having else []

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mrt_hpc.analysis.comparing import counted
+from mrt_hpc.analysis.comparing import plural
 from mrt_hpc.analysis.intervals import FloatArray, IntervalEstimate, Means, crossed_gain, crossed_share
-from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary, as_ranges, few_answers, graders_of, several_graders
+from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary, few_answers, graders_of, several_graders, span_text
 from mrt_hpc.analysis.number_formats import DASH, count, decimal_text, interval, number, percent, share_text
-from mrt_hpc.analysis.report.content import Column, ReportSection, RunRecord, Table, by_directory
+from mrt_hpc.analysis.report.content import Column, ReportSection, RunRecord, Table, directory_records
 from mrt_hpc.analysis.report.plots import result_plots
 from mrt_hpc.analysis.rows import (
     EvaluationRow,
     accuracy_of,
-    by_benchmark,
     evaluation_rows,
-    judged_by_several,
+    group_by_benchmark,
+    have_several_graders,
     majority_estimates,
     mean_rows,
     outcomes,
@@ -34,16 +34,15 @@ GAIN = Column("gain over the first, points")
 CHANGE = Column("change from the first, points")
 
 Row = tuple[bool, tuple[str, ...]]
-"""Whether a row is of those that the page shows first, and its cells."""
+"""Whether the page shows the row first, and its cells."""
 
 
 def results(records: Sequence[RunRecord]) -> ReportSection:
-    """What came out, with intervals."""
     tables = (
         *_comparisons(records),
         *_evaluations(records),
         *_means(records),
-        *_by_samples(records),
+        *_sample_tables(records),
         *_stages(records),
         *_quality(records),
         *_regrets(records),
@@ -54,7 +53,6 @@ def results(records: Sequence[RunRecord]) -> ReportSection:
 
 
 def name_before(records: Sequence[RunRecord], record: RunRecord) -> str:
-    """The name of a run before a sentence about it, where there are several runs."""
     return "" if len(records) == 1 else f"{record.name}: "
 
 
@@ -62,8 +60,7 @@ def name_before(records: Sequence[RunRecord], record: RunRecord) -> str:
 
 
 def _sentences(records: Sequence[RunRecord]) -> list[str]:
-    """The outcome of each run, model or arm in words, and what is wrong with it or missing."""
-    directories = by_directory(records)
+    directories = directory_records(records)
     return [
         *(name_before(records, record) + sentence for record in records for sentence in _outcomes(record)),
         *_outcomes_of_arms(records),
@@ -79,7 +76,7 @@ def _sentences(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _outcomes(record: RunRecord) -> list[str]:
-    """What one run has gained, and a warning; of a run of an arm the warning alone."""
+    """The gain of one run and a warning; of a run of an arm the warning alone."""
     sentences = [] if record.arm else _gains(record)
     if warning := last_few_answers(record.summary):
         sentences.append(f"Few answers: {warning}.")
@@ -90,7 +87,7 @@ def _gains(record: RunRecord) -> list[str]:
     evaluations = record.summary.evaluations
     rows, means = outcomes(evaluation_rows(evaluations)), mean_rows(evaluations)
     sentences = [_outcome(row) for row in rows]
-    if not rows and record.trained and not mixed_verdicts(record.summary):
+    if not rows and record.is_run and not mixed_verdicts(record.summary):
         sentences.append("No two weights versions have been evaluated on the same problems.")
     if means and (gain := means[-1].difference):
         sentences.append(
@@ -105,16 +102,16 @@ def _outcome(row: EvaluationRow) -> str:
     assert gain is not None  # outcomes() gives comparable versions only
     return (
         f"{row.evaluation.benchmark}: {percent(row.evaluation.accuracy)} after {row.evaluation.version} iterations, "
-        f"{interval(gain)} points against version {row.baseline}; the 95 % interval {_of_zero(gain)}."
+        f"{interval(gain)} points against version {row.baseline}; the 95 % interval {_zero_clause(gain)}."
     )
 
 
-def _of_zero(gain: IntervalEstimate) -> str:
+def _zero_clause(gain: IntervalEstimate) -> str:
     return f"{'excludes' if gain.excludes_zero else 'includes'} zero"
 
 
 def last_few_answers(summary: RunSummary) -> str | None:
-    """The warning of the last iteration, or else of the last evaluation, where nearly no trace has an answer."""
+    """The warning of the last iteration, or else evaluation, where nearly no trace has an answer."""
     training = [few_answers(m.answered_share, f"iteration {m.iteration}") for m in summary.iterations[-1:]]
     evaluations = [
         few_answers(e.answered_share, f"version {e.version} on {e.benchmark}") for e in summary.evaluations[-1:]
@@ -123,10 +120,10 @@ def last_few_answers(summary: RunSummary) -> str | None:
 
 
 def mixed_verdicts(summary: RunSummary) -> list[str]:
-    """A warning for each benchmark on which several graders have judged the samples of the versions."""
+    """One sentence for each benchmark whose versions several graders have judged."""
     sentences = (
-        several_graders(graders_of(*versions), f"version {as_ranges(e.version for e in versions)} on {benchmark}")
-        for benchmark, versions in by_benchmark(summary.evaluations).items()
+        several_graders(graders_of(*versions), f"version {span_text(e.version for e in versions)} on {benchmark}")
+        for benchmark, versions in group_by_benchmark(summary.evaluations).items()
     )
     return [warning for warning in sentences if warning is not None]
 
@@ -143,32 +140,29 @@ UNCORRECTED = (
 
 
 def _arms(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    """The runs of each arm by its name; a run or model that stands alone is an arm of its own."""
+    """A run that stands alone is an arm of its own."""
     arms: dict[str, list[RunRecord]] = {}
     for record in records:
         arms.setdefault(record.curve_name, []).append(record)
     return arms
 
 
-def _of_last(records: Sequence[RunRecord]) -> str:
-    """Words that end a caption: which version of a run is shown; empty where there are models alone."""
-    return " of the last evaluated version" if any(record.trained for record in records) else ""
+def _last_version_note(records: Sequence[RunRecord]) -> str:
+    return " of the last evaluated version" if any(record.is_run for record in records) else ""
 
 
 def _comparisons(records: Sequence[RunRecord]) -> tuple[Table, ...]:
-    """Accuracy side by side, and the differences of accuracy and regret to the first arm; none for one."""
     if len(arms := _arms(records)) < 2:
         return ()
     against = f"to {next(iter(arms))}, points"
     return (
-        _accuracies(arms, any(record.trained for record in records)),
+        _accuracies(arms, any(record.is_run for record in records)),
         _differences(f"Difference of pass@1 {against}", arms, _rewards),
         _differences(f"Difference of normalised regret {against}", arms, _regrets_by_budget),
     )
 
 
 def _accuracies(arms: Mapping[str, Sequence[RunRecord]], trained: bool) -> Table:
-    """A row each benchmark."""
     names = _benchmarks([run for runs in arms.values() for run in runs])
     rows = tuple((name, *(_accuracy_text(runs, name) for runs in arms.values())) for name in names)
     of_last = " of the version that the recipe evaluates last" if trained else ""
@@ -176,45 +170,41 @@ def _accuracies(arms: Mapping[str, Sequence[RunRecord]], trained: bool) -> Table
 
 
 def _accuracy_text(runs: Sequence[RunRecord], benchmark: str) -> str:
-    """The accuracy of a run or model on a benchmark, or the mean of an arm's runs."""
     whole = _whole(runs, [benchmark])
     if len(runs) == 1:
         return f"{share_text(accuracy_of(_last(runs[0])[benchmark]))}{_at(whole)}" if whole else DASH
     share = _share(whole, benchmark)
-    return DASH if share is None else f"{share_text(share)}, {counted(len(whole), 'run')}{_at(whole)}"
+    return DASH if share is None else f"{share_text(share)}, {plural(len(whole), 'run')}{_at(whole)}"
 
 
 def _at(runs: Sequence[RunRecord]) -> str:
-    """Words that end a text: the weights versions that stand for these runs; empty for models."""
-    versions = sorted({run.last for run in runs if run.trained and run.last is not None})
-    return f", version{'s' if len(versions) > 1 else ''} {as_ranges(versions)}" if versions else ""
+    versions = sorted({run.last for run in runs if run.is_run and run.last is not None})
+    return f", version{'s' if len(versions) > 1 else ''} {span_text(versions)}" if versions else ""
 
 
 def _benchmarks(records: Sequence[RunRecord]) -> list[str]:
-    """All benchmarks on which something was evaluated."""
     return list(dict.fromkeys(e.benchmark for record in records for e in record.summary.evaluations))
 
 
 def _last(record: RunRecord) -> dict[str, EvaluationSummary]:
-    """The evaluations of the version that stands for a run beside others, by benchmark; of a model all."""
+    """The evaluations of the version that stands for a run beside others; of a model all."""
     return {e.benchmark: e for e in record.summary.evaluations if e.version == record.last}
 
 
 def _whole(runs: Sequence[RunRecord], benchmarks: Sequence[str]) -> list[RunRecord]:
-    """Those that have the version that stands for them on all of these benchmarks: no other version takes its place."""
+    """A run must be evaluated on all of these benchmarks: no other version takes its place."""
     return [run for run in runs if all(name in _last(run) for name in benchmarks)]
 
 
 def _share(whole: Sequence[RunRecord], benchmark: str) -> IntervalEstimate | None:
-    """The mean accuracy of an arm's runs, over seeds and problems; None where that of its runs cannot be compared."""
-    shared = _on_the_same_problems(whole, [benchmark], _rewards)
+    """The share over seeds and problems; None where the runs cannot be compared."""
+    shared = _shared_values(whole, [benchmark], _rewards)
     return crossed_share(shared[benchmark]) if shared else None
 
 
 def _outcomes_of_arms(records: Sequence[RunRecord]) -> list[str]:
-    """The mean accuracy of each arm of several runs, on each benchmark."""
     return [
-        f"{arm}: {share_text(share)} on {name}, the mean of {counted(len(whole), 'run')}{_at(whole)}, and its 95 % "
+        f"{arm}: {share_text(share)} on {name}, the mean of {plural(len(whole), 'run')}{_at(whole)}, and its 95 % "
         "interval over seeds and problems."
         for arm, runs in _arms(records).items()
         if len(runs) > 1
@@ -225,7 +215,7 @@ def _outcomes_of_arms(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _outcomes_against_first(records: Sequence[RunRecord]) -> list[str]:
-    """Say of each arm but the first one how its accuracy differs, where both have the same problems."""
+    """Arms must have the same problems as the first."""
     (first, runs), *others = _arms(records).items()
     sentences = []
     for name, other in others:
@@ -235,18 +225,17 @@ def _outcomes_against_first(records: Sequence[RunRecord]) -> list[str]:
             gain = crossed_gain([*shared.values()]).interval
             sentences.append(
                 f"{name}: {interval(gain)} points of pass@1 against {first} on {where}; the 95 % interval "
-                f"{_of_zero(gain)}."
+                f"{_zero_clause(gain)}."
             )
     return sentences
 
 
 def _not_compared(records: Sequence[RunRecord]) -> Iterator[str]:
-    """What is left out where runs stand side by side."""
     for name in _benchmarks(records) if len(records) > 1 else ():
         whole = _whole(records, [name])
         for record in records:
             if record not in whole:
-                last = f"version {record.last}, the last one that its recipe evaluates," if record.trained else "it"
+                last = f"version {record.last}, the last one that its recipe evaluates," if record.is_run else "it"
                 yield f"{record.name} is not compared on {name}: {last} has no evaluation there."
         what = f"{', '.join(record.name for record in whole)} on {name}"
         if warning := several_graders(graders_of(*(_last(record)[name] for record in whole)), what):
@@ -257,12 +246,10 @@ Measured = Callable[[EvaluationSummary], dict[str, Means]]
 
 
 def _rewards(evaluation: EvaluationSummary) -> dict[str, Means]:
-    """Return the mean reward of each problem, by benchmark."""
     return {evaluation.benchmark: evaluation.per_problem}
 
 
 def _regrets_by_budget(evaluation: EvaluationSummary) -> dict[str, Means]:
-    """Return the regret of each problem, by benchmark and budget in words."""
     return {
         f"{evaluation.benchmark}, {budget:,} {evaluation.regret_tokens} tokens": by_problem
         for budget, by_problem in evaluation.regret.items()
@@ -270,7 +257,7 @@ def _regrets_by_budget(evaluation: EvaluationSummary) -> dict[str, Means]:
 
 
 def _differences(caption: str, arms: Mapping[str, Sequence[RunRecord]], measured: Measured) -> Table:
-    """A row for each name that the first arm has in common with another one."""
+    """The table has a row for each name that the first arm shares with another one."""
     first, *others = arms.values()
     pairs = [
         {name: pair for one in _benchmarks(first) for name, pair in _comparable(first, other, [one], measured).items()}
@@ -287,25 +274,23 @@ def _differences(caption: str, arms: Mapping[str, Sequence[RunRecord]], measured
 def _comparable(
     first: Sequence[RunRecord], other: Sequence[RunRecord], benchmarks: Sequence[str], measured: Measured
 ) -> dict[str, tuple[FloatArray, FloatArray]]:
-    """Return the values of both arms, [S, P] each, of each name on these benchmarks, by their runs that have all of
-    them; empty where an arm has none.
+    """[S, P] each: the values of both arms by name, from runs that have all of these benchmarks; empty where an arm has
+    none.
     """
     ours, theirs = _whole(first, benchmarks), _whole(other, benchmarks)
     if not (ours and theirs):
         return {}
-    shared = _on_the_same_problems([*ours, *theirs], benchmarks, measured)
+    shared = _shared_values([*ours, *theirs], benchmarks, measured)
     return {name: (values_SP[: len(ours)], values_SP[len(ours) :]) for name, values_SP in shared.items()}
 
 
-def _on_the_same_problems(
-    whole: Sequence[RunRecord], benchmarks: Sequence[str], measured: Measured
-) -> dict[str, FloatArray]:
-    """[S, P] the values of each name that all runs have on the same problems, judged by one grader; a row each run."""
+def _shared_values(whole: Sequence[RunRecord], benchmarks: Sequence[str], measured: Measured) -> dict[str, FloatArray]:
+    """[S, P] the values of each name that all runs have on the same problems, judged by one grader."""
     values: dict[str, FloatArray] = {}
     for benchmark in benchmarks if whole else ():
         evaluations = [_last(run)[benchmark] for run in whole]
         first, *others = map(measured, evaluations)
-        for name, means in () if judged_by_several(evaluations) else first.items():
+        for name, means in () if have_several_graders(evaluations) else first.items():
             if means and all(other.get(name, {}).keys() == means.keys() for other in others):
                 values[name] = np.array([[of_run[name][p] for p in means] for of_run in (first, *others)])
     return values
@@ -317,15 +302,7 @@ def _on_the_same_problems(
 def _some_and_all(
     some: str, every: str, columns: tuple[Column, ...], rows: Iterable[Row], note: str = ""
 ) -> tuple[Table, ...]:
-    """A table of the rows that matter most, and where there are more, one of all: ``report.md`` has this one alone.
-
-    Args:
-        some: the caption of the first table.
-        every: the caption of the second one.
-        columns: of both.
-        rows: all rows.
-        note: of both.
-    """
+    """A table of the rows that matter most, and where there are more, one of all: ``report.md`` has this one alone."""
     cells = [*rows]
     first, whole = tuple(row for shown, row in cells if shown), tuple(row for _, row in cells)
     if len(first) == len(whole):
@@ -336,14 +313,14 @@ def _some_and_all(
 def _last_and_all(
     records: Sequence[RunRecord], caption: str, columns: tuple[Column, ...], rows: Iterable[Row], note: str = ""
 ) -> tuple[Table, ...]:
-    """Those tables where the last version of each run matters most."""
-    return _some_and_all(f"{caption}{_of_last(records)}", f"{caption} of all evaluated versions", columns, rows, note)
+    return _some_and_all(
+        f"{caption}{_last_version_note(records)}", f"{caption} of all evaluated versions", columns, rows, note
+    )
 
 
 def _versions(records: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, EvaluationSummary, bool]]:
-    """Each evaluation, and whether it is of the last version."""
     for record in records:
-        for versions in by_benchmark(record.summary.evaluations).values():
+        for versions in group_by_benchmark(record.summary.evaluations).values():
             yield from ((record, evaluation, evaluation is versions[-1]) for evaluation in versions)
 
 
@@ -352,14 +329,14 @@ def _where(record: RunRecord, evaluation: EvaluationSummary) -> tuple[str, str, 
 
 
 def _version(record: RunRecord, number: int) -> str:
-    """The number of a weights version; a model of an evaluation on its own has its number in its name, if any."""
-    return str(number) if record.trained else DASH
+    """A model of an evaluation on its own has its number in its name, if any."""
+    return str(number) if record.is_run else DASH
 
 
 def _evaluations(records: Sequence[RunRecord]) -> tuple[Table, ...]:
     names = ("problems × samples", "pass@1", "95 % interval")
     columns = (BENCHMARK, RUN, VERSION, *map(Column, names), GAIN, *map(Column, ("tokens", "cut off", "answered")))
-    trained = any(record.trained for record in records)
+    trained = any(record.is_run for record in records)
     note = (
         "pass@1 is the mean over problems of the mean reward of their samples. Its interval varies over problems "
         "(Wilson's, with an effective number of problems)"
@@ -375,7 +352,7 @@ def _evaluations(records: Sequence[RunRecord]) -> tuple[Table, ...]:
 
 def _evaluation_rows(records: Sequence[RunRecord]) -> Iterator[Row]:
     for record in records:
-        groups = by_benchmark(record.summary.evaluations)
+        groups = group_by_benchmark(record.summary.evaluations)
         for row in evaluation_rows(record.summary.evaluations):
             evaluation = row.evaluation
             ends = (groups[evaluation.benchmark][n].version for n in (0, -1))
@@ -395,7 +372,6 @@ def _evaluation_rows(records: Sequence[RunRecord]) -> Iterator[Row]:
 
 
 def _means(records: Sequence[RunRecord]) -> tuple[Table, ...]:
-    """The mean of each version that was evaluated on all benchmarks."""
     rows = [
         (
             mean in (means[0], means[-1]),
@@ -414,8 +390,7 @@ def _means(records: Sequence[RunRecord]) -> tuple[Table, ...]:
     return _some_and_all("Mean over benchmarks", "Mean over benchmarks of all evaluated versions", columns, rows)
 
 
-def _by_samples(records: Sequence[RunRecord]) -> tuple[Table, ...]:
-    """pass@k and maj@k, a row for each number of samples."""
+def _sample_tables(records: Sequence[RunRecord]) -> tuple[Table, ...]:
     rows = (
         (
             last,
@@ -434,7 +409,7 @@ def _by_samples(records: Sequence[RunRecord]) -> tuple[Table, ...]:
 
 
 def _stages(records: Sequence[RunRecord]) -> tuple[Table, ...]:
-    """A row for each round or budget of a way of evaluating that has several."""
+    """The table has a row for each round or budget, where a way of evaluating has several."""
     rows = (
         (last, (*_where(record, evaluation), stage, share_text(accuracy)))
         for record, evaluation, last in _versions(records)
@@ -446,7 +421,6 @@ def _stages(records: Sequence[RunRecord]) -> tuple[Table, ...]:
 
 
 def _quality(records: Sequence[RunRecord]) -> tuple[Table, ...]:
-    """The shares that describe the evaluated traces beyond their reward."""
     rows = (
         (last, (*_where(record, evaluation), name.replace("_", " "), percent(share)))
         for record, evaluation, last in _versions(records)

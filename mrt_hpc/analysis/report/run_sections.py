@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from mrt_hpc.analysis.figures import MARKED_POINTS
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.analysis.number_formats import DASH, count, duration, number, percent, points
-from mrt_hpc.analysis.report.content import Column, Listing, ReportSection, RunRecord, Table, by_directory
-from mrt_hpc.analysis.report.plots import labelled, learning_plots, prefix_progress_plots, progress_plots, time_plots
+from mrt_hpc.analysis.report.content import Column, Listing, ReportSection, RunRecord, Table, directory_records
+from mrt_hpc.analysis.report.plots import learning_plots, line_label, prefix_progress_plots, progress_plots, time_plots
 from mrt_hpc.analysis.report.result_sections import CHANGE, GAIN, RUN, VERSION, name_before, results
 from mrt_hpc.analysis.rows import phase_totals, sample
 from mrt_hpc.plan.hours import UseHours
@@ -17,7 +17,7 @@ from mrt_hpc.plan.hours import UseHours
 MOST_ROWS = 12
 """Rows of the table of iterations: the first, the last, and others evenly between."""
 MOST_HAPPENINGS = 200
-"""The number of newest faults and resumes that are listed."""
+"""The newest faults and resumes that are listed."""
 MODEL = Column("model", numeric=False)
 SMOOTHED = (
     "In the figures, a light line has the value of each iteration, and the strong line is the mean over a twentieth of "
@@ -26,54 +26,52 @@ SMOOTHED = (
 
 
 def title(records: Sequence[RunRecord]) -> str:
-    """The names of the runs, arms and evaluations."""
-    return ", ".join(dict.fromkeys(record.curve_name for record in by_directory(records)))
+    return ", ".join(dict.fromkeys(record.curve_name for record in directory_records(records)))
 
 
 def heading(record: RunRecord) -> str:
-    """What a run is, or where a model is from, and how far it is, in a sentence."""
     s = record.summary
-    if not record.trained:
+    if not record.is_run:
         return f"{s.model}, evaluated by {record.evaluation}."
     prover = f", prover {s.prover}" if s.prover else ""
     return f"{s.algorithm} on {s.model}{prover}; {s.iterations_done} of {s.iterations_planned} iterations done."
 
 
 def sections(records: Sequence[RunRecord]) -> tuple[ReportSection, ...]:
-    """All sections of a report but the reader of sample traces."""
-    trained = [record for record in records if record.trained]
-    directories = by_directory(records)
+    """All sections but the reader of sample traces."""
+    trained = [record for record in records if record.is_run]
+    directories = directory_records(records)
     return (
-        _fitted(results(records), records) if trained else _of_models(results(records)),
-        *((_fitted(learning(trained), trained),) if trained else ()),
+        _fit_section(results(records), records) if trained else _model_section(results(records)),
+        *((_fit_section(training_section(trained), trained),) if trained else ()),
         *progress(records, trained),
-        _fitted(costs(directories), directories),
-        _fitted(faults(directories), directories),
+        _fit_section(costs(directories), directories),
+        _fit_section(faults(directories), directories),
         setup(records),
         *upload(directories),
     )
 
 
-def _fitted(section: ReportSection, records: Sequence[RunRecord]) -> ReportSection:
-    """A section whose tables name the run or model in every row only where there are several."""
+def _fit_section(section: ReportSection, records: Sequence[RunRecord]) -> ReportSection:
+    """Tables name the run or model in every row only where there are several."""
     if len(records) > 1:
         return section
-    return replace(section, tables=tuple(_without(table, {RUN}) for table in section.tables))
+    return replace(section, tables=tuple(_drop_columns(table, {RUN}) for table in section.tables))
 
 
-def _of_models(section: ReportSection) -> ReportSection:
-    """A section whose tables call models by their names alone."""
-    named = (_without(table, {VERSION, GAIN, CHANGE}) for table in section.tables)
-    return replace(section, tables=tuple(_renamed(table, RUN, MODEL) for table in named))
+def _model_section(section: ReportSection) -> ReportSection:
+    """Tables call models by their names alone."""
+    named = (_drop_columns(table, {VERSION, GAIN, CHANGE}) for table in section.tables)
+    return replace(section, tables=tuple(_rename_column(table, RUN, MODEL) for table in named))
 
 
-def _without(table: Table, columns: Collection[Column]) -> Table:
+def _drop_columns(table: Table, columns: Collection[Column]) -> Table:
     kept = [i for i, column in enumerate(table.columns) if column not in columns]
     rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
     return replace(table, columns=tuple(table.columns[i] for i in kept), rows=rows)
 
 
-def _renamed(table: Table, before: Column, after: Column) -> Table:
+def _rename_column(table: Table, before: Column, after: Column) -> Table:
     return replace(table, columns=tuple(after if column == before else column for column in table.columns))
 
 
@@ -81,7 +79,7 @@ def _renamed(table: Table, before: Column, after: Column) -> Table:
 
 
 def progress(records: Sequence[RunRecord], trained: Sequence[RunRecord]) -> tuple[ReportSection, ...]:
-    """Progress by episode in training and in evaluation; nothing where neither could have any."""
+    """A section for training and one for evaluation, where they could have any progress."""
     plots = (*(progress_plots(trained) if trained else ()), *prefix_progress_plots(records))
     unread = tuple(name_before(records, record) + sentence for record in records for sentence in record.unread)
     return (
@@ -89,8 +87,7 @@ def progress(records: Sequence[RunRecord], trained: Sequence[RunRecord]) -> tupl
     )
 
 
-def learning(records: Sequence[RunRecord]) -> ReportSection:
-    """The curves of the training, and some of its iterations as a table a run."""
+def training_section(records: Sequence[RunRecord]) -> ReportSection:
     most = max(record.summary.iterations_done for record in records)
     sentences = (SMOOTHED,) if most > MARKED_POINTS else ()
     tables = tuple(_iterations(record) for record in records if record.summary.iterations)
@@ -107,13 +104,12 @@ _MEASURES: Mapping[str, Callable[[IterationMetrics], str]] = {
     "learning rate": lambda m: number(m.learning_rate),
     "KL to reference": lambda m: number(m.kl_reference),
     "mismatch": lambda m: number(m.mismatch_mean),
-    "error of progress": lambda m: percent(m.progress_error) + _of_the_values(m.progress_error_share),
+    "error of progress": lambda m: percent(m.progress_error) + _value_share_note(m.progress_error_share),
     "progress by episode, points": lambda m: ", ".join(map(points, m.progress_by_episode)) or DASH,
 }
 
 
-def _of_the_values(share: float | None) -> str:
-    """The share of the progress values that have an error, where it is not all of them."""
+def _value_share_note(share: float | None) -> str:
     return "" if share is None or share >= 1 else f" (of {percent(share)})"
 
 
@@ -136,7 +132,6 @@ def _iterations(record: RunRecord) -> Table:
 
 
 def costs(records: Sequence[RunRecord]) -> ReportSection:
-    """Time and resources by phase and by role."""
     tables = (_totals(records), _phases(records), _roles(records), _uses(records))
     return ReportSection("cost", "Time and cost", (), tuple(t for t in tables if t.rows), time_plots(records))
 
@@ -148,34 +143,32 @@ def _totals(records: Sequence[RunRecord]) -> Table:
     rows = {
         "wall time": [duration(total.wall_seconds) for total in every],
         "tokens generated for training, branches included": [count(total.generated_tokens) for total in every],
-        f"GPU-{gpu_unit}": [_scaled(total.gpu_hours or None, gpu_scale) for total in every],
-        f"CPU core {core_unit}": [_scaled(total.cpu_hours, core_scale) for total in every],
+        f"GPU-{gpu_unit}": [_scaled_hours(total.gpu_hours or None, gpu_scale) for total in every],
+        f"CPU core {core_unit}": [_scaled_hours(total.cpu_hours, core_scale) for total in every],
         "tokens sampled per second and inference task": [number(total.sampled_tokens_per_second) for total in every],
         "tokens trained per second and rank": [number(total.trained_tokens_per_second) for total in every],
     }
-    return _by_run("Cost", records, {name: cells for name, cells in rows.items() if set(cells) != {DASH}})
+    return _table_by_run("Cost", records, {name: cells for name, cells in rows.items() if set(cells) != {DASH}})
 
 
 def _unit(hours: Iterable[float | None]) -> tuple[str, float]:
-    """The unit in which hours can be read, and how many of it an hour has: seconds where all are below an hour."""
+    """The unit is seconds where all are below an hour; the number is that of units in an hour."""
     most = max((value for value in hours if value is not None), default=0.0)
     return ("seconds", 3600.0) if most < 1 else ("hours", 1.0)
 
 
-def _scaled(hours: float | None, scale: float) -> str:
+def _scaled_hours(hours: float | None, scale: float) -> str:
     return number(None if hours is None else scale * hours)
 
 
 def _hour_columns(uses: Sequence[tuple[float, float, float]]) -> tuple[tuple[Column, ...], list[tuple[str, ...]]]:
-    """Columns of time, GPU time and core time, and their cells: without GPUs no column of these.
-
-    Args:
-        uses: hours, GPU-hours and core hours of each row.
+    """Columns of time, GPU time and core time, and their cells; no GPU column without GPUs. ``uses`` are hours of the
+    three in each row.
     """
     unit, scale = _unit(hours for use in uses for hours in use)
     names = (f"{unit} of all tasks", f"GPU-{unit}", f"CPU core {unit}")
     shown = [n for n in range(3) if n != 1 or any(use[n] for use in uses)]
-    cells = [tuple(_scaled(use[n], scale) for n in shown) for use in uses]
+    cells = [tuple(_scaled_hours(use[n], scale) for n in shown) for use in uses]
     return tuple(Column(names[n]) for n in shown), cells
 
 
@@ -198,10 +191,9 @@ def _phases(records: Sequence[RunRecord]) -> Table:
 
 
 Named = tuple[tuple[str, ...], Sequence[UseHours]]
-"""The first cells of a row, and the hours that it adds up."""
 
 
-def _of_hours(title: str, first: Sequence[Column], named: Sequence[Named], note: str = "") -> Table:
+def _hour_table(title: str, first: Sequence[Column], named: Sequence[Named], note: str = "") -> Table:
     summed = [
         (sum(row.hours for row in of_row), sum(row.gpu_hours for row in of_row), sum(row.core_hours for row in of_row))
         for _, of_row in named
@@ -217,7 +209,7 @@ def _roles(records: Sequence[RunRecord]) -> Table:
         for record in records
         for role, attempts in record.attempts.items()
     ]
-    return _of_hours("Jobs by role", (Column("role"), RUN, Column("attempts")), named)
+    return _hour_table("Jobs by role", (Column("role"), RUN, Column("attempts")), named)
 
 
 def _uses(records: Sequence[RunRecord]) -> Table:
@@ -227,15 +219,14 @@ def _uses(records: Sequence[RunRecord]) -> Table:
         "result that stays. These are the hours by the run's events; mrt-hpc cost RUN takes those of the cluster's "
         "accounting where there is one."
     )
-    return _of_hours("Time by use", (Column("use"), Column("role", numeric=False), RUN), named, note)
+    return _hour_table("Time by use", (Column("use"), Column("role", numeric=False), RUN), named, note)
 
 
 def faults(records: Sequence[RunRecord]) -> ReportSection:
-    """What went wrong, and how the run went on."""
     kinds = list(dict.fromkeys(h.kind for record in records for h in record.happenings))
     counts = [Counter(h.kind for h in record.happenings) for record in records]
     rows = {kind: [count(counted[kind]) for counted in counts] for kind in kinds}
-    tables = [_by_run("Faults and resumes", records, rows), *(_happenings(record) for record in records)]
+    tables = [_table_by_run("Faults and resumes", records, rows), *(_happenings(record) for record in records)]
     sentences = () if kinds else ("The event logs have no fault, no resume and no change of the recipe.",)
     return ReportSection("faults", "Faults and resumes", sentences, tuple(t for t in tables if t.rows))
 
@@ -253,18 +244,17 @@ def _happenings(record: RunRecord) -> Table:
 
 
 def setup(records: Sequence[RunRecord]) -> ReportSection:
-    """Recipe, versions and files."""
-    directories = by_directory(records)
+    directories = directory_records(records)
     summaries = [record.summary for record in directories]
     files = [{file.what: file.path for file in s.files} for s in summaries]
     tables = (
-        _by_run("Settings", directories, _joined([_settings(record) for record in directories])),
+        _table_by_run("Settings", directories, _join_facts([_settings(record) for record in directories])),
         _models(records),
-        _by_run("Versions", directories, _joined([s.versions for s in summaries])),
-        _by_run("Files in the run directory", directories, _joined(files)),
+        _table_by_run("Versions", directories, _join_facts([s.versions for s in summaries])),
+        _table_by_run("Files in the run directory", directories, _join_facts(files)),
     )
     listings = tuple(
-        Listing(labelled(directories, record.name, "Resolved recipe"), record.recipe, page_only=True)
+        Listing(line_label(directories, record.name, "Resolved recipe"), record.recipe, page_only=True)
         for record in directories
         if record.recipe
     )
@@ -273,26 +263,24 @@ def setup(records: Sequence[RunRecord]) -> ReportSection:
 
 def _settings(record: RunRecord) -> dict[str, str]:
     summary = record.summary
-    if not record.trained:
+    if not record.is_run:
         return {"recipe": summary.recipe, **summary.settings}
     method = {"algorithm": summary.algorithm, "model": summary.model, "prover": summary.prover or DASH}
     return {"recipe": summary.recipe, **method, **summary.settings}
 
 
 def _models(records: Sequence[RunRecord]) -> Table:
-    """Where the models of evaluations on their own are from."""
     rows = tuple((r.name, r.evaluation, r.summary.model) for r in records if r.evaluation is not None)
     names = ("model", "evaluation", "directory")
     return Table("Models", tuple(Column(name, numeric=False) for name in names), rows)
 
 
-def _joined(facts: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+def _join_facts(facts: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
     names = dict.fromkeys(name for fact in facts for name in fact)
     return {name: [fact.get(name, DASH) for fact in facts] for name in names}
 
 
-def _by_run(caption: str, records: Sequence[RunRecord], rows: Mapping[str, Sequence[str]]) -> Table:
-    """A column each run."""
+def _table_by_run(caption: str, records: Sequence[RunRecord], rows: Mapping[str, Sequence[str]]) -> Table:
     columns = (Column("", numeric=False), *(Column(record.name, numeric=False) for record in records))
     return Table(caption, columns, tuple((name, *values) for name, values in rows.items()))
 
@@ -302,6 +290,7 @@ def upload(records: Sequence[RunRecord]) -> tuple[ReportSection, ...]:
     waiting = [(record, record.summary.upload) for record in records if record.summary.upload]
     sentences = tuple(name_before(records, record) + sentence for record, sentence in waiting)
     commands = (
-        Listing(labelled(records, record.name, "Command"), record.summary.upload_command or "") for record, _ in waiting
+        Listing(line_label(records, record.name, "Command"), record.summary.upload_command or "")
+        for record, _ in waiting
     )
     return (ReportSection("upload", "Upload to W&B", sentences, listings=tuple(commands)),) if waiting else ()

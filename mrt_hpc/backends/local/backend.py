@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from mrt_hpc.attempt.end import RUNS_AGAIN, settled
+from mrt_hpc.attempt.early_end import settle
 from mrt_hpc.attempt.python_look import no_tasks_here
 from mrt_hpc.attempt.ranks import Running, ask_to_stop, start_ranks, stop, task_code
-from mrt_hpc.attempt.run_progress import failed
+from mrt_hpc.attempt.run_progress import failed_tasks_error
 from mrt_hpc.backends.backend import Backend, JobOrder, Objections
 from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.backends.local.slots import Slots, beyond_machine, machine_slots
+from mrt_hpc.backends.local.slots import Slots, machine_remarks, machine_slots
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, Plan, Role
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.task_state import TaskState, forget_failures, read_task
+from mrt_hpc.run.task_state import RUNS_AGAIN, TaskState, forget_failures, read_task
 
 # -- processes ---------------------------------------------------------------------------------------------------------
 # The local backend: it runs the plan's tasks as child processes, with their dependencies and with slots for CPUs and
@@ -26,7 +26,7 @@ from mrt_hpc.run.task_state import TaskState, forget_failures, read_task
 
 
 LOOK_EVERY_S = 0.1
-"""The seconds between two checks of the children."""
+"""Between two checks of the children."""
 URGENCY = {role: {Role.EVALUATION: 1, Role.REPORT: 2}.get(role, 0) for role in Role}
 """Training comes before evaluation where slots are short."""
 
@@ -40,54 +40,44 @@ class LocalRun:
     site: LocalSite
     slots: Slots
     retries: int
-    """Failures that a task may have."""
     running: list[Running] = field(default_factory=list)
     ended: dict[tuple[str, int], TaskState] = field(default_factory=dict)
     turn: dict[tuple[str, int], int] = field(default_factory=dict)
-    """The number of times that each task was started: tasks that returned their slots start after the others."""
+    """Starts of each task: tasks that returned their slots start after the others."""
 
     def states(self, job: Job) -> list[TaskState]:
-        """The state of each task of a job in this pass."""
         running = {(r.job.name, r.index) for r in self.running}
         keys = [(job.name, index) for index in range(job.tasks)]
         return [TaskState.RUNNING if k in running else self.ended.get(k, TaskState.WAITING) for k in keys]
 
     def turns(self, job: Job, index: int) -> int:
-        """Return how often a task was started in this pass."""
         return self.turn.get((job.name, index), 0)
 
-    def finished(self, job: Job) -> bool:
+    def has_finished(self, job: Job) -> bool:
         """Whether all of its tasks have ended, with success or not."""
         return all(s not in (TaskState.WAITING, TaskState.RUNNING) for s in self.states(job))
 
-    def fulfilled(self, dependency: Dependency) -> bool:
-        """Whether this dependency lets a job start."""
+    def is_fulfilled(self, dependency: Dependency) -> bool:
         job = self.plan.job(dependency.job)
         if dependency.kind is DependencyKind.AFTERANY:
-            return self.finished(job)
+            return self.has_finished(job)
         return all(s is TaskState.DONE for s in self.states(job))
 
     def hopeless(self, dependency: Dependency) -> bool:
-        """Whether a job can never start, because what it needs has failed."""
+        """What it needs has failed."""
         return (
             dependency.kind is DependencyKind.AFTEROK
-            and self.finished(self.plan.job(dependency.job))
-            and not self.fulfilled(dependency)
+            and self.has_finished(self.plan.job(dependency.job))
+            and not self.is_fulfilled(dependency)
         )
 
 
 def run_plan(plan: Plan, layout: RunLayout, site: LocalSite, retries: int, show: Callable[[LocalRun], None]) -> bool:
-    """Run the tasks of a plan that are not done.
+    """Return whether every task ended well.
 
     Args:
-        plan: what to run.
-        layout: its run directory.
-        site: slots and environment.
         retries: failures that a task may have before the run is given up.
-        show: called at each check, to show the user the progress.
-
-    Returns:
-        Whether every task ended well.
+        show: called at each check, to show the progress.
 
     Raises:
         KeyboardInterrupt: the user stopped it; all children have ended.
@@ -98,7 +88,7 @@ def run_plan(plan: Plan, layout: RunLayout, site: LocalSite, retries: int, show:
         forget_failures(layout, job.name, range(job.tasks))
     run.ended = {key: TaskState.DONE for key in done_tasks(plan, layout)}
     try:
-        while not all(run.finished(job) for job in plan.jobs):
+        while not all(run.has_finished(job) for job in plan.jobs):
             reap(run)
             cancel_hopeless(run)
             start_ready(run)
@@ -111,7 +101,6 @@ def run_plan(plan: Plan, layout: RunLayout, site: LocalSite, retries: int, show:
 
 
 def done_tasks(plan: Plan, layout: RunLayout) -> Iterator[tuple[str, int]]:
-    """The tasks that earlier passes finished."""
     for job in plan.jobs:
         for index in range(job.tasks):
             if read_task(layout, job.name, index).state is TaskState.DONE:
@@ -119,7 +108,7 @@ def done_tasks(plan: Plan, layout: RunLayout) -> Iterator[tuple[str, int]]:
 
 
 def start_ready(run: LocalRun) -> None:
-    """Start every task whose dependencies are fulfilled and whose slots are free, the most urgent first."""
+    """Tasks with fulfilled dependencies and free slots, the most urgent first."""
     for job, index in sorted(waiting_tasks(run), key=lambda task: (URGENCY[task[0].role], run.turns(*task))):
         unfinished = sum(r.job.name == job.name for r in run.running)
         if unfinished < (job.max_parallel or job.tasks) and run.slots.fit(job.resources):
@@ -127,18 +116,16 @@ def start_ready(run: LocalRun) -> None:
 
 
 def waiting_tasks(run: LocalRun) -> list[tuple[Job, int]]:
-    """The tasks whose dependencies are fulfilled."""
     return [
         (job, index)
         for job in run.plan.jobs
-        if all(run.fulfilled(d) for d in job.after)
+        if all(run.is_fulfilled(d) for d in job.after)
         for index, state in enumerate(run.states(job))
         if state is TaskState.WAITING
     ]
 
 
 def start_task(run: LocalRun, job: Job, index: int) -> Running:
-    """Start all ranks of one task."""
     gpus = run.slots.take(job.resources)
     run.turn[job.name, index] = run.turns(job, index) + 1
     return start_ranks(run.layout, job, index, _environment(run.site, job, gpus), gpus)
@@ -155,7 +142,7 @@ def _environment(site: LocalSite, job: Job, gpus: list[str]) -> dict[str, str]:
 
 
 def reap(run: LocalRun) -> None:
-    """Record the tasks that have ended; if one rank of a task fails, all its ranks are stopped."""
+    """Record ended tasks; a failed rank stops all ranks of its task."""
     for task in list(run.running):
         codes = task.exit_codes()
         if None in codes and not any(codes):
@@ -164,13 +151,12 @@ def reap(run: LocalRun) -> None:
         run.running.remove(task)
         run.slots.give_back(task.job.resources, task.gpus)
         code = task_code([code for code in codes if code is not None])  # of the ranks that ended by themselves
-        record = settled(run.layout, task.job.name, task.index, task.attempt, code, run.retries)
+        record = settle(run.layout, task.job.name, task.index, task.attempt, code, run.retries)
         if record.state not in RUNS_AGAIN:
             run.ended[task.job.name, task.index] = record.state
 
 
 def cancel_hopeless(run: LocalRun) -> None:
-    """Mark the tasks of jobs that can never start as failed."""
     for job in run.plan.jobs:
         if any(run.hopeless(d) for d in job.after):
             for index, state in enumerate(run.states(job)):
@@ -179,7 +165,7 @@ def cancel_hopeless(run: LocalRun) -> None:
 
 
 def stop_all(run: LocalRun) -> None:
-    """Stop every child: all get the signal first, and then each is waited for."""
+    """Signal every child first, and then wait for each."""
     for task in run.running:
         ask_to_stop(task)
     for task in run.running:
@@ -188,24 +174,21 @@ def stop_all(run: LocalRun) -> None:
 
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The signals that stop the run, even if the shell started the command with these signals ignored."""
+"""They stop the run, even if the shell started the command with these signals ignored."""
 
 
 @dataclass(frozen=True)
 class LocalBackend(Backend):
-    """Runs a plan on this machine."""
-
     site: LocalSite
     place: ClassVar[str] = "this machine"
 
     @property
     def queue(self) -> str | None:
-        """No queue."""
         return None
 
     def objections(self, plan: Plan) -> Objections:
         """Refuse tasks that can never start here; doubt plans that ask for more cores or memory than there are."""
-        doubts = beyond_machine(plan, self.site)
+        doubts = machine_remarks(plan, self.site)
         if (no_python := no_tasks_here()) is not None:
             return Objections(doubts, (no_python.what,), no_python)
         try:
@@ -215,11 +198,7 @@ class LocalBackend(Backend):
         return Objections(doubts)
 
     def submit(self, order: JobOrder) -> None:
-        """Run the plan to its end, and show how far it is.
-
-        Raises:
-            UserError: a task failed.
-        """
+        """A UserError where a task failed."""
         for number in STOPS:
             signal.signal(number, signal.default_int_handler)
         order.show(f"run directory: {order.layout.root}")
@@ -227,5 +206,5 @@ class LocalBackend(Backend):
         with order.display(order.layout) as look:
             well = run_plan(order.plan, order.layout, self.site, retries, lambda _: look())
         if not well:
-            raise failed(order.plan, order.layout)
+            raise failed_tasks_error(order.plan, order.layout)
         order.show(f"done; the report: {order.layout.report}")

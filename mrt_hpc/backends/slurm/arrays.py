@@ -1,8 +1,7 @@
 """The Slurm backend: a plan's jobs as submitit arrays, printed or submitted.
 
-Each job of the plan is one sbatch call, with any number of tasks. `plan --sbatch` and `submit` use the same function;
-only the ids of other jobs differ, which appear as ``{job name}`` until they are known. This module and
-:mod:`mrt_hpc.backends.slurm.task` are the only ones that import submitit.
+Each job is one sbatch call for all its tasks, the same for `plan --sbatch` and `submit`; ids of other jobs are ``{job
+name}`` until they are known. Only this module and :mod:`mrt_hpc.backends.slurm.task` import submitit.
 """
 
 import os
@@ -18,45 +17,40 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from mrt_hpc.backends.backend import StartEstimate
 from mrt_hpc.backends.slurm import parameters as script_of
-from mrt_hpc.backends.slurm.commands import Answer, SlurmRefusedError, answer_of, is_unreachable, remark, submitted_id
-from mrt_hpc.backends.slurm.queue import unrecorded_jobs
+from mrt_hpc.backends.slurm import plain_paths
+from mrt_hpc.backends.slurm.commands import Answer, SlurmRefusedError, answer_of, is_unreachable
+from mrt_hpc.backends.slurm.queue import own_jobs
 from mrt_hpc.backends.slurm.queued_as import ASK_S, kinds_asked
 from mrt_hpc.backends.slurm.site import SlurmSite
+from mrt_hpc.backends.slurm.slurm_output import remark, submitted_id
 from mrt_hpc.backends.slurm.task import TaskCall
-from mrt_hpc.errors import ExitCode, UserError, word
-from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, Plan
+from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, Plan, few_names
 from mrt_hpc.run import atomic
 from mrt_hpc.run.layout import RunLayout
 
 MAX_TIMEOUTS = 8
-"""How often submitit queues a task again that received a signal before it had its own handlers. For all other tasks the
-recipe gives the number of retries (see :mod:`mrt_hpc.attempt.end`).
+"""How often submitit requeues a task that a signal reached before its own handlers; later the recipe's retries count
+(see :mod:`mrt_hpc.attempt.next_state`).
 """
 
 SBATCH_S = 150.0
-"""The limit for one sbatch call, seconds; sbatch itself retries for 120 s if the queue is full, and then reports the
-reason.
-"""
+"""sbatch itself retries for 120 s if the queue is full, and then reports the reason."""
 ROOM_S = 120.0
-"""Seconds for which a job is offered again that would be one too many: sbatch itself does not wait for a limit of its
-user's jobs.
-"""
+"""A job that is one too many is offered again for so long; sbatch does not wait for a limit of its user's jobs."""
 OFFER_EVERY_S = 10.0
 _QUEUE_FULL = re.compile(r"temporarily unable to accept job|queue full|resource temporarily unavailable", re.IGNORECASE)
 _TOO_MANY = re.compile(r"\w*(?:Max|Grp)Submit\w*")
-"""Slurm's names for limits of the jobs that a user, an account or a QOS may have in the queue."""
+"""Limits of the jobs in the queue."""
 
 Record = Callable[[str, str], None]
 """``record(job name, Slurm job id)``, called as soon as the id is known."""
 Show = Callable[[str], None]
-"""Shows the user a sentence."""
 
 
 class ArrayExecutor(SlurmExecutor):
-    """submitit's executor for one job of the plan: one sbatch, one pickle for all its tasks.
-
-    submitit writes one pickle for each task and returns the id last. Here the tasks' names are links to one pickle, and
-    the id is recorded before anything else can fail.
+    """submitit's executor for one job of the plan: one sbatch, one pickle to which the tasks' names are links. The id
+    is recorded before anything else can fail.
     """
 
     def __init__(
@@ -74,24 +68,20 @@ class ArrayExecutor(SlurmExecutor):
 
     @classmethod
     def affinity(cls) -> int:
-        """Always available, because sbatch texts are also written where Slurm is not installed."""
+        """sbatch texts are also written where Slurm is not installed."""
         return 2
 
     def text(self, ids: Mapping[str, str]) -> str:
-        """The sbatch script; jobs that it waits for appear by their id, or as ``{name}`` where it is unknown."""
+        """The sbatch script; unknown ids are ``{name}``."""
         text = self._make_submission_file_text(self._submitit_command_str, uid="")
-        return script_of.fill_in_ids(script_of.as_sbatch_reads(text), self.job, ids)
+        return script_of.fill_in_ids(script_of.escape_for_sbatch(text), self.job, ids)
 
     def submit_call(self, call: TaskCall, ids: Mapping[str, str], show: Show) -> tuple[str, list[str]]:
-        """Run sbatch and return the job's id, and what else sbatch said, in lines; :meth:`give_pickle` has to follow
+        """Run sbatch; return the job's id, and sbatch's other lines. :meth:`give_pickle` has to follow
         within a minute.
-
-        Raises:
-            UserError: sbatch is missing, did not answer, refused, or printed no id; the script stays where the error
-                says.
         """
         script = self.folder / script_of.SCRIPT
-        atomic.write_text(script, self.text(ids))
+        atomic.write_text(script, self.text(ids), private=True)  # it has the variables of the site
         self._write_pickle(call)
         command = ["sbatch", "--parsable", str(script)]
         answer = self._offer(command, script, show)
@@ -100,7 +90,6 @@ class ArrayExecutor(SlurmExecutor):
         return job_id, [*others, *filter(None, map(str.strip, answer.remarks.splitlines()))]
 
     def _offer(self, command: Sequence[str], script: Path, show: Show) -> Answer:
-        """Run sbatch, again and again for some time while the job would be one too many."""
         end, shown = time.monotonic() + ROOM_S, False
         while True:
             try:
@@ -108,7 +97,7 @@ class ArrayExecutor(SlurmExecutor):
             except SlurmRefusedError as refusal:
                 limit = _TOO_MANY.search(refusal.reason)
                 if limit is None or time.monotonic() + OFFER_EVERY_S > end:
-                    raise _explained(refusal, self.job, script) from None
+                    raise _sbatch_error(refusal, self.job, script) from None
             if not shown:
                 show(f"job {self.job.name} would be one too many in the queue ({limit[0]}): waiting for {ROOM_S:.0f} s")
                 shown = True
@@ -117,7 +106,7 @@ class ArrayExecutor(SlurmExecutor):
     def _write_pickle(self, call: TaskCall) -> None:
         delayed = DelayedSubmission(call)
         delayed.set_timeout(self.job.resources.time_limit_minutes, self.max_num_timeout)
-        with atomic.replacing(self._pickle) as temporary:
+        with atomic.replace_file(self._pickle) as temporary:
             delayed.dump(temporary)
 
     @property
@@ -140,14 +129,8 @@ class ArrayExecutor(SlurmExecutor):
 
 
 def sbatch_texts(plan: Plan, site: SlurmSite, layout: RunLayout) -> list[tuple[str, str]]:
-    """Name and sbatch text of each job, in the order of submission, with ``{job name}`` in place of job ids.
-
-    Needs no Slurm and writes nothing.
-
-    Raises:
-        UserError: the run directory has a path that Slurm would misread.
-    """
-    layout = script_of.require_plain_path(layout)
+    """Texts in the order of submission, with ``{job name}`` in place of job ids. Needs no Slurm and writes nothing."""
+    layout = plain_paths.require_plain_path(layout, site.container)
     placeholders = {job.name: f"{{{job.name}}}" for job in plan.jobs}
     awaited = must_end_well(plan.jobs)
     return [
@@ -157,7 +140,6 @@ def sbatch_texts(plan: Plan, site: SlurmSite, layout: RunLayout) -> list[tuple[s
 
 
 def must_end_well(jobs: Sequence[Job]) -> set[str]:
-    """The names of the jobs that must succeed before some other job can start."""
     return {wait.job for job in jobs for wait in job.after if wait.kind is DependencyKind.AFTEROK}
 
 
@@ -173,39 +155,37 @@ def submit_arrays(
     lost_tasks: Mapping[str, Sequence[int]] | None = None,
     call: Callable[[str, str], TaskCall] = TaskCall,
 ) -> list[tuple[str, str]]:
-    """Submit the jobs of a plan that have no id yet, each with one sbatch, in the given order.
+    """Submit the jobs of a plan that have no id yet, in the given order.
 
-    To continue an interrupted submission, call it again: ids that were recorded come back in ``known_ids``, and a job
-    whose id was lost between sbatch and ``record`` is found in the queue (see :func:`unrecorded_jobs`).
+    Call it again to continue an interrupted submission: a job whose id was lost between sbatch and ``record`` is found
+    in the queue (see :func:`own_jobs`).
 
     Args:
-        jobs: jobs to submit; those in ``known_ids`` are passed over.
-        site: where they are submitted.
-        layout: the run directory.
-        known_ids: by job name, from earlier calls: the id of the job, or several ids and names of tasks with colons in
+        known_ids: by job name; these jobs are passed over. An id of the job, or ids of jobs and tasks with colons in
             between, as a dependency has them.
-        record: called with each name and id as soon as sbatch has printed it.
-        show: shows what the site says to those who submit, and what a submission waits for.
-        satisfied: jobs that ended well earlier, which nothing needs to wait for any more.
-        lost_tasks: by the name of a job in ``known_ids``, the indices of its tasks that are to be sent again.
-        call: makes what each task calls, of the run directory and the name of the job.
+        record: called as soon as sbatch has printed an id.
+        show: shows the site's words, and what a submission waits for.
+        satisfied: jobs that ended well earlier.
+        lost_tasks: tasks of jobs in ``known_ids`` that are sent again.
+        call: makes what each task calls, from run directory and job name.
 
     Returns:
-        Name and id of each job submitted or found by this call.
+        Name and id of each job submitted or found.
 
     Raises:
-        UserError: sbatch is missing, does not answer, or refuses; or a job waits for one that was never submitted.
+        UserError: sbatch fails or refuses; or a job waits for one that was never submitted.
     """
-    layout = script_of.require_plain_path(layout)
+    layout = plain_paths.require_plain_path(layout, site.container)
     ids, partly = dict(known_ids), lost_tasks or {}
     todo = [job for job in jobs if job.name not in known_ids or job.name in partly]
-    lost = unrecorded_jobs(layout.root, _plain_ids(ids.values())) if todo else {}
+    recorded, listed = _plain_ids(ids.values()), own_jobs(layout) if todo else {}
+    lost = {name: left for name, found in listed.items() if (left := [one for one in found if one not in recorded])}
     awaited = must_end_well(jobs)
     submitted: list[tuple[str, str]] = []
     said: set[str] = set()
     for job in jobs:
         indices = partly.get(job.name, ())
-        due = _in_turn(_without(job, satisfied), indices)
+        due = _delay_lost_tasks(_drop_satisfied(job, satisfied), indices)
         executor = ArrayExecutor(due, site, layout, waited_for=job.name in awaited, indices=indices)
         pickled = call(str(layout.root), job.name)
         if job.name in known_ids:
@@ -232,7 +212,6 @@ def submit_arrays(
 
 
 def array_of(indices: Sequence[int], max_parallel: int | None) -> str:
-    """Some tasks of an array, as sbatch takes them: ``1,4%2``."""
     return f"{','.join(map(str, indices))}%{max_parallel or len(indices)}"
 
 
@@ -240,14 +219,12 @@ def _plain_ids(known: Iterable[str]) -> set[str]:
     return {job_id.partition("_")[0] for several in known for job_id in several.split(":")}
 
 
-def _without(job: Job, satisfied: Collection[str]) -> Job:
+def _drop_satisfied(job: Job, satisfied: Collection[str]) -> Job:
     return job.model_copy(update={"after": tuple(wait for wait in job.after if wait.job not in satisfied)})
 
 
-def _in_turn(job: Job, lost: Sequence[int]) -> Job:
-    """Return the job with its lost tasks starting after those that are still queued or running, if the number of
-    parallel tasks is limited: Slurm limits it only within one array.
-    """
+def _delay_lost_tasks(job: Job, lost: Sequence[int]) -> Job:
+    """Lost tasks start after live ones where parallel tasks are limited: Slurm limits them only within one array."""
     if not lost or job.max_parallel is None:
         return job
     return job.model_copy(update={"after": (*job.after, Dependency(job=job.name, kind=DependencyKind.AFTERANY))})
@@ -264,8 +241,7 @@ def _require_known(job: Job, ids: Mapping[str, str]) -> None:
             )
 
 
-def _explained(refusal: SlurmRefusedError, job: Job, script: Path) -> UserError:
-    """The error of a job that sbatch has not queued: what it says, what it needs, and what to type next."""
+def _sbatch_error(refusal: SlurmRefusedError, job: Job, script: Path) -> UserError:
     passing, expected = True, None
     if is_unreachable(refusal):
         what = f"sbatch had no answer from the controller; job {job.name} may be queued all the same"
@@ -287,7 +263,7 @@ def _explained(refusal: SlurmRefusedError, job: Job, script: Path) -> UserError:
     else:
         passing, what = False, f"Slurm refused to queue job {job.name}"
         expected = "a request that the site's partitions, account and limits allow"
-        advice = f"try `sbatch --test-only {word(script)}`, correct the site profile, and submit again"
+        advice = Advice("try `sbatch --test-only {script}`, correct the site profile, and submit again", script=script)
     code = ExitCode.RETRYABLE if passing else ExitCode.FATAL
     return UserError(what, value=refusal.reason, where=str(script), expected=expected, advice=advice, exit_code=code)
 
@@ -301,19 +277,16 @@ def _explained(refusal: SlurmRefusedError, job: Job, script: Path) -> UserError:
 
 COMMAND = ("sbatch", "--test-only")
 _START = re.compile(r"\bto start at (\S+)")
+_NOT_OF_JOB = re.compile(r"not available|unavailable|\bbusy\b|\bdown\b|drained|test-only|exit code \d+$", re.IGNORECASE)
+"""Words about the nodes at present, or about the question: sbatch may queue the job all the same."""
 _PREFIX = re.compile(r"^sbatch: (?:error: |fatal: )?")
 
 
 def start_estimates(jobs: Sequence[Job], site: SlurmSite, layout: RunLayout) -> list[StartEstimate]:
-    """The estimates for the first job of each kind, which has partition, size and time limit of its own. The jobs are
-    asked about with the script of a submission, without the jobs that they wait for.
-
-    Once sbatch is missing or does not reach Slurm, the other kinds are not asked about: they have the same answer.
-
-    Raises:
-        UserError: the run directory has a path that Slurm would misread.
+    """Estimates for the first job of each kind (partition, size and time limit), without its dependencies. Once Slurm
+    is not reached, the other kinds get the same answer.
     """
-    layout = script_of.require_plain_path(layout)
+    layout = plain_paths.require_plain_path(layout, site.container)
     starts: list[StartEstimate] = []
     left = kinds_asked(jobs)
     while left:
@@ -322,19 +295,14 @@ def start_estimates(jobs: Sequence[Job], site: SlurmSite, layout: RunLayout) -> 
             estimate = _estimate(alike[0], site, layout)
         except UserError as error:
             refused = isinstance(error, SlurmRefusedError) and not is_unreachable(error)
-            estimate = _no_time(_words_of(error))
+            estimate = _refused_start(error, alike[0], site)
             if not refused:
                 alike, left = [job for same in [alike, *left] for job in same], []
         starts.append(replace(estimate, jobs=tuple(job.name for job in alike)))
-    return _joined(starts)
+    return _join_estimates(starts)
 
 
 def _estimate(job: Job, site: SlurmSite, layout: RunLayout) -> StartEstimate:
-    """Ask about one job.
-
-    Raises:
-        UserError: sbatch is missing, did not answer, or refused.
-    """
     alone = job.model_copy(update={"after": ()})
     script = ArrayExecutor(alone, site, layout, waited_for=False).text({})
     answer = answer_of(COMMAND, ASK_S, script)
@@ -343,10 +311,33 @@ def _estimate(job: Job, site: SlurmSite, layout: RunLayout) -> StartEstimate:
     return _no_time(words) if at is None else StartEstimate(asked=" ".join(COMMAND), at=at)
 
 
+def _refused_start(error: UserError, job: Job, site: SlurmSite) -> StartEstimate:
+    """No start, with the lines of the site profile on which sbatch refuses the job."""
+    answer = replace(_no_time(_words_of(error)), is_taken=None)
+    passing = (is_unreachable(error), *(words.search(answer.answer) for words in (_NOT_OF_JOB, _TOO_MANY, _QUEUE_FULL)))
+    if not isinstance(error, SlurmRefusedError) or any(passing):
+        return answer
+    lines = site.lines_behind(answer.answer, job.resources.kind)
+    return replace(answer, answer=f"{answer.answer} ({lines})", is_taken=False)
+
+
+def refuse_untaken(jobs: Sequence[Job], site: SlurmSite, layout: RunLayout, show: Show) -> None:
+    """Let sbatch test a job of each kind first, and show where its answer is unclear."""
+    for answer in start_estimates(jobs, site, layout):
+        if answer.is_taken is None:
+            show(f"whether Slurm takes {few_names(answer.jobs)} is not known: {answer.asked} said {answer.answer}")
+        if answer.is_taken is False:
+            raise UserError(
+                f"Slurm would refuse {few_names(answer.jobs)}; nothing was submitted",
+                value=answer.answer,
+                where=answer.asked,
+                expected="a request that the site's partitions, account and limits allow",
+                advice="correct the site profile (mrt-hpc doctor compares it with the cluster); then the same command",
+            )
+
+
 def _start_in(words: str) -> float | None:
-    """The start that an answer names, as seconds since the epoch; None where it names none. The time is in seconds, as
-    SLURM_TIME_FORMAT asks for, or by the local clock.
-    """
+    """Seconds since the epoch, as SLURM_TIME_FORMAT asks for, or by the local clock."""
     match = _START.search(words)
     if match is None:
         return None
@@ -363,13 +354,12 @@ def _words_of(error: UserError) -> str:
 
 
 def _no_time(words: str) -> StartEstimate:
-    """An answer without a time, on one line, without the prefixes that sbatch gives its own lines."""
+    """An answer without a time, and without sbatch's prefixes of lines."""
     lines = (_PREFIX.sub("", line.strip()) for line in words.splitlines())
     return StartEstimate(asked=" ".join(COMMAND), at=None, answer="; ".join(filter(None, lines)) or "nothing")
 
 
-def _joined(estimates: Sequence[StartEstimate]) -> list[StartEstimate]:
-    """The same estimates, with those of the same words in place of a time as one."""
+def _join_estimates(estimates: Sequence[StartEstimate]) -> list[StartEstimate]:
     joined: dict[object, StartEstimate] = {}
     for number, estimate in enumerate(estimates):
         key = estimate.answer if estimate.at is None else number

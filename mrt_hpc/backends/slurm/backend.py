@@ -1,46 +1,45 @@
 """The back end for Slurm: each job of the plan is one sbatch call."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from mrt_hpc.analysis.spending import Allocation
+from mrt_hpc.attempt.ledger import Submission
 from mrt_hpc.attempt.python_look import PythonLookError, look_at_python, no_tasks_here
-from mrt_hpc.backends.backend import Backend, JobOrder, Objections, QueuedTask, StartEstimate, WaitReason
-from mrt_hpc.backends.slurm import cluster_limits, queue, reasons
-from mrt_hpc.backends.slurm.commands import ignored_options
-from mrt_hpc.backends.slurm.parameters import with_models_bound
-from mrt_hpc.backends.slurm.site import SlurmSite, unknown_options
+from mrt_hpc.backends.backend import Backend, JobMarks, JobOrder, Objections, QueuedTask, StartEstimate, WaitReason
+from mrt_hpc.backends.slurm import cluster_limits, queue, reasons, survey
+from mrt_hpc.backends.slurm.commands import ask_slurm, ignored_options, run_slurm
+from mrt_hpc.backends.slurm.parameters import SIGNAL_BEFORE_LIMIT_S
+from mrt_hpc.backends.slurm.plain_paths import bind_models
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.jobs import Job, Plan
+from mrt_hpc.plan.jobs import Job, Plan, few_names
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.run.layout import RunLayout
 
+SHORTEST_TRY_S = 120
+"""A server or a trainer begins in one to several minutes."""
 LOOK_S = 20.0
-"""Seconds that the Python of the tasks may take to say what it has, while a submission waits."""
+"""The limit for a look at the tasks' Python, while a submission waits."""
 
 
 @dataclass(frozen=True)
 class SlurmBackend(Backend):
-    """Submits job arrays to a cluster. submitit and the fields of recipes are imported only where sbatch texts are
-    made, so that the queue can be asked at once.
-    """
-
     site: SlurmSite
     place: ClassVar[str] = "the cluster"
 
     @property
     def queue(self) -> str | None:
-        """The queue is the same for all profiles of Slurm clusters."""
+        """The same for all profiles of Slurm clusters."""
         return "Slurm"
 
     def objections(self, plan: Plan) -> Objections:
-        """Check the Python of the tasks where it is this one, and the plan against the profile, and against the
-        cluster's limits if the cluster can be asked.
+        """Check the tasks' Python where it is this one, and the plan against the limits of the profile and, if it
+        answers, of the cluster.
         """
-        limits, doubts = None, [*unknown_options(self.site), *_ignored()]
+        limits, doubts = None, [*_ignored_options_remarks(), *_short_tries(plan), *self._charge_remarks(plan)]
         try:
             limits = cluster_limits.cluster_limits()
         except UserError as error:
@@ -51,54 +50,56 @@ class SlurmBackend(Backend):
         if limits is None:
             return Objections(doubts)
         settings, partitions = limits
-        refused = cluster_limits.beyond(plan, self.site, settings, partitions)
+        refused = cluster_limits.limit_excesses(plan, self.site, settings, partitions)
         refusal = cluster_limits.refusal(self.site, refused) if refused else None
         return Objections([*doubts, *cluster_limits.closed_partitions(plan, self.site, partitions)], refused, refusal)
+
+    def _charge_remarks(self, plan: Plan) -> list[str]:
+        """The plan may count fewer GPUs than the cluster charges."""
+        site = self.site
+        if site.node_gpus is not None or not site.gets_whole_nodes or not any(job.resources.gpus for job in plan.jobs):
+            return []
+        return [
+            f"jobs with GPUs get whole nodes, and are charged for all of their GPUs; the GPU-hours of the plan count "
+            f"those that jobs ask for, until node_gpus in the profile of site {site.name} says how many a node has"
+        ]
 
     def samples_on_gpus_only(self) -> str | None:
         """Ask the Python of the profile, after its setup lines."""
         site = self.site
         if site.container is None and site.python is None:
             return super().samples_on_gpus_only()
+        if site.container is not None and site.container.is_of_srun:
+            return None  # only a job starts it
         words = [str(site.python)] if site.container is None else site.container.python_words
         try:
-            has = look_at_python(words, setup=site.setup, environment=site.environment, deadline_s=LOOK_S)
-        except PythonLookError:
+            site.refuse_to_run_here()
+            has = look_at_python(words, setup=site.setup, environment=site.task_environment, deadline_s=LOOK_S)
+        except (UserError, PythonLookError):
             return None  # doctor says why
         return shlex.join(words) if has.needs_gpus else None
 
     def texts(self, plan: Plan, recipe: Experiment, layout: RunLayout) -> list[tuple[str, str]]:
-        """The sbatch texts.
-
-        Raises:
-            UserError: the run directory has a path that Slurm would misread.
-        """
         from mrt_hpc.backends.slurm.arrays import sbatch_texts
 
-        return sbatch_texts(plan, with_models_bound(self.site, recipe), layout)
+        return sbatch_texts(plan, bind_models(self.site, recipe), layout)
 
     def starts(self, jobs: Sequence[Job], recipe: Experiment, layout: RunLayout) -> list[StartEstimate]:
-        """Ask ``sbatch --test-only`` once for each kind of job.
-
-        Raises:
-            UserError: the run directory has a path that Slurm would misread.
-        """
         from mrt_hpc.backends.slurm.arrays import start_estimates
 
-        return start_estimates(jobs, with_models_bound(self.site, recipe), layout)
+        return start_estimates(jobs, bind_models(self.site, recipe), layout)
 
     def submit(self, order: JobOrder) -> None:
-        """Call sbatch once for each job that is not in the queue, and show what Slurm has made of the jobs.
+        """Let sbatch test a job of each kind before, and show what Slurm has made of the jobs."""
+        from mrt_hpc.backends.slurm.arrays import refuse_untaken, submit_arrays
+        from mrt_hpc.backends.slurm.queued_as import queue_differences
 
-        Raises:
-            UserError: sbatch is missing, does not answer, or refuses.
-        """
-        from mrt_hpc.backends.slurm.arrays import submit_arrays
-        from mrt_hpc.backends.slurm.queued_as import queued_otherwise
-
+        site = bind_models(self.site, order.recipe)
+        due = [job for job in order.jobs if job.name not in order.queued or job.name in order.lost_tasks]
+        refuse_untaken(due, site, order.layout, order.show)
         sent = submit_arrays(
             order.jobs,
-            with_models_bound(self.site, order.recipe),
+            site,
             order.layout,
             known_ids={name: ":".join(awaited) for name, awaited in order.queued.items()},
             record=order.record,
@@ -107,50 +108,48 @@ class SlurmBackend(Backend):
             lost_tasks=order.lost_tasks,
         )
         ids = dict(sent)
-        for sentence in queued_otherwise(
+        for sentence in queue_differences(
             [job for job in order.jobs if job.name in ids], ids, self.site, order.layout.root
         ):
             order.show(sentence)
 
     def states(self, job_ids: Iterable[str], within_s: float | None = None) -> dict[str, QueuedTask]:
-        """Ask one squeue and one sacct.
-
-        Raises:
-            UserError: a command is missing, did not answer, or refused.
-        """
         return queue.queue_states(job_ids, within_s)
 
-    def allocations(self, job_ids: Iterable[str]) -> list[Allocation] | None:
-        """Ask one sacct.
+    def is_own(self, layout: RunLayout, submission: Submission, marks: JobMarks) -> bool:
+        """A job is known by name, script and time."""
+        return queue.is_own(layout, submission, marks)
 
-        Raises:
-            UserError: sacct is missing, did not answer, or refused.
-        """
-        return queue.accounted_attempts(job_ids)
+    def cluster(self, within_s: float | None = None) -> str | None:
+        printed = ask_slurm(survey.CONFIG) if within_s is None else run_slurm(survey.CONFIG, within_s)
+        return survey.parse_settings(printed).name or None
 
-    def unrecorded(self, root: Path, recorded: Iterable[str]) -> dict[str, list[str]]:
-        """Ask one squeue.
+    def allocations(self, layout: RunLayout, sent: Iterable[Submission]) -> list[Allocation] | None:
+        return queue.accounted_attempts(layout, sent)
 
-        Raises:
-            UserError: squeue is missing, did not answer, or refused.
-        """
-        return queue.unrecorded_jobs(root, recorded)
+    def own_jobs(self, layout: RunLayout) -> dict[str, list[str]]:
+        return queue.own_jobs(layout)
 
     def cancel(self, job_ids: Iterable[str]) -> list[str]:
-        """Call scancel.
-
-        Raises:
-            UserError: a command is missing or did not answer, or jobs are still queued or running.
-        """
         return queue.cancel(job_ids)
 
     def meaning(self, reason: str) -> WaitReason | None:
-        """Look it up in the table of Slurm's reasons."""
         return reasons.meaning(reason)
 
 
-def _ignored() -> list[str]:
-    """A sentence on the options of sbatch that this shell sets, and that would win over the plan."""
+def _short_tries(plan: Plan) -> Iterator[str]:
+    short = [job for job in plan.jobs if job.resources.time_limit_minutes * 60 < SIGNAL_BEFORE_LIMIT_S + SHORTEST_TRY_S]
+    for role in dict.fromkeys(job.role for job in short):
+        jobs = [job for job in short if job.role is role]
+        minutes = jobs[0].resources.time_limit_minutes
+        yield (
+            f"{few_names([job.name for job in jobs])}: the time limit of {minutes} minute(s) leaves a try "
+            f"{max(0, minutes * 60 - SIGNAL_BEFORE_LIMIT_S)} s, as a task is asked to stop {SIGNAL_BEFORE_LIMIT_S} s "
+            f"before it: raise resources.{role.section}.time_limit_minutes"
+        )
+
+
+def _ignored_options_remarks() -> list[str]:
     if not (ignored := ignored_options()):
         return []
     return [

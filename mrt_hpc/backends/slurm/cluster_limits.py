@@ -6,34 +6,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from mrt_hpc.backends.slurm import survey
 from mrt_hpc.backends.slurm.commands import run_slurm
 from mrt_hpc.backends.slurm.site import SlurmSite
-from mrt_hpc.errors import UserError
-from mrt_hpc.plan.jobs import Job, Plan
+from mrt_hpc.errors import Advice, UserError
+from mrt_hpc.plan.jobs import Job, JobKind, Plan
 
 ANSWER_S = 5.0
-"""The seconds that each of the two questions may take; without an answer the plan is still printed and the run
-submitted.
-"""
+"""The limit of each of two questions; without an answer the run is submitted all the same."""
 
 
 def cluster_limits() -> tuple[survey.ClusterSettings, Mapping[str, survey.PartitionFacts]] | None:
-    """The settings and the partitions of the cluster that Slurm's commands speak to; None on a machine without these
-    commands.
-
-    Raises:
-        UserError: the cluster refused, or did not answer within seconds.
-    """
+    """None on a machine without Slurm's commands."""
     if shutil.which("scontrol") is None:
         return None
     config, listing = (run_slurm(command, ANSWER_S) for command in (survey.CONFIG, survey.PARTITIONS))
     return survey.parse_settings(config), survey.parse_partitions(listing)
 
 
-def beyond(
+def limit_excesses(
     plan: Plan, site: SlurmSite, settings: survey.ClusterSettings, partitions: Mapping[str, survey.PartitionFacts]
 ) -> list[str]:
-    """Return a sentence for each part of a plan that the cluster would refuse or never start, with the field of the
-    site profile to change. A QOS may lift the time limits of partitions: if the profile names a QOS, its own time
-    limits are used.
+    """A sentence for each part of a plan that the cluster would refuse or never start, with the profile's field to
+    change. A QOS may lift partitions' time limits.
     """
     return [*_sizes_beyond(plan, settings), *_partitions_beyond(plan, site, partitions)]
 
@@ -42,7 +34,8 @@ def _sizes_beyond(plan: Plan, settings: survey.ClusterSettings) -> Iterator[str]
     largest = max(job.tasks for job in plan.jobs)
     if settings.max_array_size is not None and largest > (allowed := max(1, settings.max_array_size)):
         yield (
-            f"an array has {largest} tasks, and the cluster's MaxArraySize is {settings.max_array_size}: "
+            f"an array has {largest} tasks, and the cluster's MaxArraySize or max_array_tasks is "
+            f"{settings.max_array_size}: "
             f"set max_array_size: {allowed}"
         )
     if settings.max_job_count is not None and plan.tasks > settings.max_job_count:
@@ -53,25 +46,26 @@ def _sizes_beyond(plan: Plan, settings: survey.ClusterSettings) -> Iterator[str]
 
 
 def _partitions_beyond(plan: Plan, site: SlurmSite, partitions: Mapping[str, survey.PartitionFacts]) -> Iterator[str]:
-    for what, jobs in _jobs_by_partition_field(plan).items():
-        named = getattr(site.partitions, what)
+    for what, jobs in _jobs_by_kind(plan).items():
+        named = site.text_of("partition", what)
         names = named.split(",") if named else [n for n, p in partitions.items() if p.is_default]
         unknown = [name for name in names if name not in partitions]
         if unknown and partitions:
             there = ", ".join(partitions)
             yield f"there is no partition {unknown[0]}: set partitions.{what} to one or more of {there}"
-        elif names and not unknown and site.qos is None:
+        elif names and not unknown and site.text_of("qos", what) is None:
             yield from _times_beyond(jobs, [partitions[name] for name in names], ",".join(names))
 
 
-def _jobs_by_partition_field(plan: Plan) -> dict[str, list[Job]]:
-    fields = {"gpu": [job for job in plan.jobs if job.resources.gpus]}
-    fields["cpu"] = [job for job in plan.jobs if not job.resources.gpus]
-    return {what: jobs for what, jobs in fields.items() if jobs}
+def _jobs_by_kind(plan: Plan) -> dict[JobKind, list[Job]]:
+    jobs: dict[JobKind, list[Job]] = {}
+    for job in plan.jobs:
+        jobs.setdefault(job.resources.kind, []).append(job)
+    return jobs
 
 
 def _times_beyond(jobs: list[Job], partitions: list[survey.PartitionFacts], names: str) -> Iterator[str]:
-    """Find jobs whose time limit is longer than that of every partition they may run in."""
+    """Jobs with a longer time limit than all partitions they may run in."""
     longest = max(jobs, key=lambda job: job.resources.time_limit_minutes)
     minutes = [p.max_minutes for p in partitions if p.max_minutes is not None]
     if len(minutes) == len(partitions) and longest.resources.time_limit_minutes > max(minutes):
@@ -83,19 +77,21 @@ def _times_beyond(jobs: list[Job], partitions: list[survey.PartitionFacts], name
 
 
 def closed_partitions(plan: Plan, site: SlurmSite, partitions: Mapping[str, survey.PartitionFacts]) -> list[str]:
-    """Return a sentence for each partition of the plan's jobs that does not start jobs at present."""
-    wanted = {getattr(site.partitions, what) for what in _jobs_by_partition_field(plan)}
+    wanted = {site.text_of("partition", job.resources.kind) for job in plan.jobs}
     names = {name for names in wanted if names for name in names.split(",")}
     closed = {name: partitions[name].state for name in names if name in partitions}
     return [f"partition {name} is {state} and starts no jobs" for name, state in closed.items() if state != "UP"]
 
 
 def refusal(site: SlurmSite, reasons: Sequence[str]) -> UserError:
-    """The error of a submission that the cluster would refuse or never start; ``reasons`` is not empty."""
+    """The error for a plan that the cluster would refuse or never start; ``reasons`` is not empty."""
     return UserError(
         f"the plan exceeds the limits of the cluster, or site profile {site.name} is wrong",
         value="; ".join(reasons),
         where=f"site {site.name}",
         expected="what `scontrol show config` and `scontrol show partition` print",
-        advice=f"change the fields named above in the profile of site {site.name}, then type the same command again",
+        advice=Advice(
+            "change the fields named above in the profile of site {name}, then type the same command again",
+            name=site.name,
+        ),
     )

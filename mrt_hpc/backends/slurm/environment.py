@@ -1,5 +1,5 @@
-"""Reads the identity of a task from Slurm's environment variables. Standard library only, and no command of Slurm is
-run: tasks read it before anything heavy is imported, and the job script in between.
+"""Reads the identity of a task from Slurm's environment variables, with the standard library and no command of Slurm:
+tasks read it before anything heavy is imported.
 """
 
 import os
@@ -10,53 +10,44 @@ from typing import Self
 from mrt_hpc.errors import UserError
 
 BEGAN_AT = "MRT_HPC_BEGAN_AT"
-"""Set by the job script when it starts: Slurm itself gives the start of a job from version 23.02 on only."""
+"""Set when the job script starts: Slurm gives it from version 23.02 on only."""
 ENDS_AT = "MRT_HPC_ENDS_AT"
-"""Set by the job script when it starts: Slurm itself gives the end of a job from version 23.02 on only."""
+"""See ``BEGAN_AT``."""
 
 
 @dataclass(frozen=True)
 class SlurmTask:
-    """One process of one array task."""
+    """One process of an array task."""
 
     job_id: str
-    """Slurm's own id of this task; for an array task it differs from the id that sbatch printed."""
+    """Differs from the id that sbatch printed for an array."""
     array_job_id: str | None
-    """Id that sbatch printed, for a task of an array."""
+    """The id that sbatch printed."""
     array_index: int
-    """Index in the array; 0 for a job without one."""
+    """0 for a job without an array."""
     rank: int
-    """Number of this process among all of the task."""
+    """The number within the task."""
     world_size: int
-    """Processes of the task."""
     local_rank: int
-    """Number of this process among those on its node."""
+    """The number within the node."""
     node: str
-    """Name of the node, as Slurm knows it."""
     restarts: int
-    """How often Slurm has started this task again."""
     ends_at: float | None
-    """Seconds since the epoch, when the time limit is reached; None where the job script does not say."""
+    """The time limit, seconds since the epoch; None where the job script does not say."""
     began_at: float | None = None
-    """Seconds since the epoch, when the job started; None where the job script does not say."""
+    """Seconds since the epoch."""
 
     @property
     def task_id(self) -> str:
-        """Id in the form that squeue, sacct and scontrol print and accept: ``1234`` or ``1234_5``."""
+        """The id that squeue, sacct and scontrol know: ``1234`` or ``1234_5``."""
         return self.job_id if self.array_job_id is None else f"{self.array_job_id}_{self.array_index}"
 
     @property
     def attempt(self) -> str:
-        """Name of this attempt: the task's id and how often it was started again."""
         return f"{self.task_id}.{self.restarts}"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self | None:
-        """The task this process belongs to, or None outside Slurm.
-
-        Raises:
-            UserError: a variable that Slurm sets to a whole number holds something else.
-        """
         variables = os.environ if environment is None else environment
         job_id = variables.get("SLURM_JOB_ID")
         if not job_id:
@@ -76,11 +67,7 @@ class SlurmTask:
 
 
 def slurm_task() -> SlurmTask:
-    """The task this process belongs to.
-
-    Raises:
-        UserError: called outside Slurm.
-    """
+    """A UserError outside Slurm."""
     task = SlurmTask.from_environment()
     if task is None:
         raise UserError("a Slurm task was started outside Slurm", advice="use `mrt-hpc submit`")

@@ -1,18 +1,13 @@
-# The end of every job script. Given: id, the task as Slurm names it; code, srun's exit status; settle, which runs
+# The end of every job script. Given: what its begin has made; code, srun's exit status; settle, which runs
 # mrt_hpc.backends.slurm.after_srun for this; AGAIN, OVER and DONE, its verdicts; GAVE_BACK, the exit code of a task that is
 # to come back; MOST_AWAITED, the tasks that a dependency may name; MOST_LEFT_OUT, the nodes that a task may leave out;
-# WAITED_FOR, whether another job starts only if this one ends well; LATE_S, see below; JOB and EVENTS, the job's name in
-# the plan and the folder of the run's events.
+# WAITED_FOR, whether another job starts only if this one ends well; LATE_S, see below.
 
 trap "" TERM  # a requeue ends what is left of this attempt, and there is more to do
 unset ${!SQUEUE_@} SLURM_TIME_FORMAT  # a user's own habits with squeue
 
-# The time at which this attempt ends, for the reckoning of hours on clusters without accounting.
-notify_end() {
-  attempt=$id.${SLURM_RESTART_COUNT:-0}; index=$(printf %05d "${SLURM_ARRAY_TASK_ID:-0}")
-  (umask 027; printf '{"time": %s, "kind": "allocation_ended", "attempt": "%s", "host": "%s", "pid": %s}\n' \
-    "$(date +%s)" "$attempt" "$(hostname)" $$ >> "$EVENTS/$JOB.$index.script.$attempt.jsonl") 2> /dev/null
-}
+# The time at which this attempt ends, for the reckoning of hours on clusters without accounting, and how srun has ended.
+note_end() { note allocation_ended "\"code\": $code"; }
 
 # A controller that does not answer is asked again.
 patiently() { for pause in 5 10 20 40 0; do "$@" && return; sleep $pause; done; return 1; }
@@ -35,7 +30,7 @@ look_for_awaited() {
 requeue() {
   for pause in 5 10 20 40 0; do
     case $(field %T) in RUNNING | SIGNALING) ;; *) return 1 ;; esac
-    notify_end
+    note_end
     refusal=$(scontrol requeue "$id" 2>&1) && return
     printf '%s\n' "$refusal" >&2
     case $refusal in *"operation is presently disabled"*) settle forbidden; verdict=$?; return 1 ;; esac
@@ -70,6 +65,7 @@ judge() {
     case $verdict in "$AGAIN" | "$OVER" | "$DONE") return ;; esac
     sleep $pause
   done
+  case $verdict in 126 | 127) note script "\"stage\": \"python\", \"code\": $verdict" ;; esac
   said=
   case $code in "$GAVE_BACK" | 143) verdict=$AGAIN ;; *) verdict=$OVER ;; esac
 }
@@ -83,6 +79,7 @@ is_late() {
 }
 
 if [ $code -ne 0 ]; then
+  command -v srun > /dev/null || note script "\"stage\": \"srun\", \"code\": $code"
   left=
   judge
   if [ $verdict = $AGAIN ]; then look_for_awaited "$said"; fi
@@ -90,5 +87,5 @@ if [ $code -ne 0 ]; then
   if [ $verdict = $DONE ]; then code=0; fi
 fi
 if [ $code -eq 0 ] && [ "$WAITED_FOR" ] && is_late; then requeue; fi
-notify_end
+note_end
 exit $code

@@ -1,41 +1,47 @@
 """What the queue knows of submitted jobs, and how to take them out of it.
 
-The states of any number of jobs cost one squeue and one sacct. squeue is right about what is queued or running (also
-when accounting still shows the attempt before a requeue); sacct is right about what has ended. A cluster may have no
-accounting: squeue then says for some minutes how a job has ended.
+An id is no proof: another cluster on the same filesystem, or a controller that has lost its state, may reuse it. So
+:func:`is_own` compares name, script and time of the submission.
+
+squeue is right about what is queued or running, sacct about what has ended. Without accounting, squeue says for some
+minutes how a job has ended.
 """
 
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from mrt_hpc.analysis.spending import Allocation
-from mrt_hpc.backends.backend import QueuedTask, QueueState
+from mrt_hpc.attempt.ledger import Submission
+from mrt_hpc.backends.backend import JobMarks, QueuedTask, QueueState
 from mrt_hpc.backends.slurm import commands as slurm
+from mrt_hpc.backends.slurm import slurm_output
 from mrt_hpc.backends.slurm.parameters import NO_TOKEN, SCRIPT, queue_name
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import Advice, ExitCode, UserError
 from mrt_hpc.run.layout import RunLayout
 
 _PART = r"\d{1,7}(?:-\d{1,7}(?::[1-9]\d{0,6})?)?"
 _ARRAY_RANGE = re.compile(rf"(?P<job>\d+)_\[(?P<ranges>{_PART}(?:,{_PART})*)(?:%\d+)?\]")
 _ENDING = "Ending"
-"""Reason of a task whose processes are just being ended."""
 CLOCKS_APART_S = 30.0
-"""The most seconds between this machine's clock and the controller's; every time limit is longer."""
+"""Every time limit is longer."""
 NO_ACCOUNTING = "accounting storage is disabled"
-"""What sacct says on a cluster without accounting."""
 ACCOUNTING_S = 20.0
-"""Seconds in which sacct has to answer: squeue has said already what is queued or running."""
+"""squeue has already said what is queued or running."""
 GONE_S = 15.0
-"""Seconds in which jobs have to leave the queue that were cancelled."""
+"""The time for cancelled jobs to leave the queue."""
 LOOK_EVERY_S = 1.0
+A_DAY_S = 86400.0
+"""Clocks may be wrong by minutes; an id comes again after months."""
 _UNKNOWN_ID = re.compile(r"invalid job id", re.IGNORECASE)
-_LIVE = ("%i", "%T", "%e", "%r", "%N")
-_OWN = ("%F", "%T", "%e", "%j", "%o")
-_ACCOUNTED = re.compile(rf"({slurm.TASK_ID.pattern})(\.\w+)?\|([A-Z_]+[^|]*)\|([\d:]*)\|([^|]*)\|(\d{{0,12}})")
+_LISTED = ("%i", "%T", "%e", "%r", "%N", "%j", "%o", "%V")
+_TIME, _COUNT, _NAME = r"\|(\d{1,12}|[A-Za-z]*)", r"\|(\d{0,12})", r"\|(.*)"
+_ACCOUNTED = re.compile(
+    rf"({slurm_output.TASK_ID.pattern})(\.\w+)?\|([A-Z_]+[^|]*)\|([\d:]*)\|([^|]*){_COUNT}{_TIME}{_NAME}"
+)
 
 _WORDS = {
     QueueState.PENDING: "PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
@@ -55,54 +61,46 @@ _NEVER_BACK = frozenset({QueueState.COMPLETED, QueueState.FAILED, QueueState.CAN
 
 
 def queue_states(job_ids: Iterable[str], within_s: float | None = None) -> dict[str, QueuedTask]:
-    """The state of every task of these jobs, by task id, from one squeue and one sacct.
-
-    Args:
-        job_ids: ids as sbatch printed them. An array gives one entry a task (``1234_5``). A job that neither command
-            knows gives one entry under its own id, ``UNKNOWN``: accounting may lag by seconds behind a job's end.
-        within_s: seconds after which Slurm counts as not reached; None to be patient with a controller that is busy.
-
-    Raises:
-        UserError: a command is missing, did not answer, or refused.
+    """States by task id (``1234_5`` in an array). A job that neither command knows gives one ``UNKNOWN`` under its own
+    id: accounting may lag by seconds. ``within_s`` of None is patient with a busy controller.
     """
     wanted = list(dict.fromkeys(job_ids))
     asked = [
-        job for job in wanted if slurm.JOB_ID.fullmatch(job)
+        job for job in wanted if slurm_output.JOB_ID.fullmatch(job)
     ]  # one word that is no id would have all the others refused
     states: dict[str, QueuedTask] = {}
     if asked:
-        ask = slurm.ask_slurm if within_s is None else _hurried(within_s)
-        queued = _queued(asked, ask)  # first: a task that ends between the two calls is then found in one of them
-        states = _merged(_accounted(asked, _hurried(ACCOUNTING_S) if within_s is None else ask), queued)
+        ask = slurm.ask_slurm if within_s is None else _ask_within(within_s)
+        queued = _ask_squeue(asked, ask)  # first: a task that ends between the two calls is then found in one of them
+        states = _merge_answers(_ask_sacct(asked, _ask_within(ACCOUNTING_S) if within_s is None else ask), queued)
     known = {task_id.split("_")[0] for task_id in states}
     return states | {job: QueuedTask(job, QueueState.UNKNOWN) for job in wanted if job not in known}
 
 
-def unrecorded_jobs(root: Path, recorded: Iterable[str]) -> dict[str, list[str]]:
-    """Ids of a run's jobs that are queued or running and were never recorded, by job name, the oldest first: the
-    submitting command ended between sbatch and the ledger.
+def own_jobs(layout: RunLayout, ask: Callable[[list[str]], str] = slurm.ask_slurm) -> dict[str, list[str]]:
+    """Ids by job name, the oldest first, also of jobs that an interrupted submission has not recorded."""
+    own: dict[str, list[str]] = {}
+    for task in _tasks(ask(["squeue", "--me", "--all", slurm_output.squeue_format(*_LISTED)])):
+        if task.state is not QueueState.ENDING and (job := job_of(layout, task.marks)):
+            own[job] = sorted({*own.get(job, ()), task.job_id}, key=int)
+    return own
 
-    A job is known by the path of its script, and by its name, which holds a token of the run: sites rewrite some of
-    what a job is submitted with, comments most of all.
 
-    Raises:
-        UserError: squeue is missing, did not answer, or refused.
+def is_own(layout: RunLayout, submission: Submission, marks: JobMarks) -> bool:
+    """Whether a queued job is that of a submission. Queueing again makes its time later."""
+    is_later = marks.submitted is None or marks.submitted >= submission.time - A_DAY_S
+    return is_later and job_of(layout, marks) == submission.job
+
+
+def _marks(name: str, script: str, submitted: str) -> JobMarks:
+    return JobMarks(name, script, float(submitted) if submitted.isdecimal() else None)
+
+
+def job_of(layout: RunLayout, marks: JobMarks) -> str | None:
+    """The run's job that a queued job is, by its script's path, or by its name with the run's token: sites rewrite
+    comments and more. A copy of a run directory has the same token, but other scripts.
     """
-    layout, known = RunLayout(root), set(recorded)
-    unrecorded: dict[str, list[str]] = {}
-    printed = slurm.ask_slurm(["squeue", "--me", "--all", slurm.squeue_format(*_OWN)])
-    for job_id, word, end, name, script in slurm.squeue_records(printed, len(_OWN)):
-        if job_id in known or _queue_state(word, end) is QueueState.ENDING:
-            continue
-        if job := _job_of(layout, name, Path(script)):
-            unrecorded[job] = sorted({*unrecorded.get(job, ()), job_id}, key=int)
-    return unrecorded
-
-
-def _job_of(layout: RunLayout, name: str, script: Path) -> str | None:
-    """The job of a run that has this name in the queue and this script; None for a job of another run. Links in the
-    path make no difference. A copy of a run directory has the token of the first, and its jobs have scripts elsewhere.
-    """
+    name, script = marks.name, Path(marks.script)
     root = script.parents[2] if script.name == SCRIPT and len(script.parents) > 2 else None
     if root is not None and os.path.realpath(root) == os.path.realpath(layout.root):
         return script.parent.name
@@ -114,39 +112,49 @@ def _job_of(layout: RunLayout, name: str, script: Path) -> str | None:
 
 
 def cancel(job_ids: Iterable[str]) -> list[str]:
-    """Remove jobs from the queue so that they do not start again, and return those that were there. Afterwards the
-    queue is asked what it still holds: what the commands answer decides nothing.
+    """Remove jobs from the queue for good, and return those that were there.
 
-    First the permission to start again is taken away: a task that answers the signal by asking to be run again, or
-    whose node fails in that moment, would come back otherwise. Each job has commands of its own, because a list is
-    refused as a whole, or from the first job on that has ended.
+    The permission to start again goes first: a task that asks to be run again, or whose node fails in that moment,
+    would come back. Each job has its own commands, because Slurm refuses a list as a whole, or from the first ended job
+    on.
 
     Raises:
-        UserError: a command is missing, or the controller does not answer; or jobs are still in the queue.
+        UserError: no answer; or jobs are still in the queue.
     """
     wanted = list(dict.fromkeys(job_ids))
-    ids = [job for job in wanted if slurm.JOB_ID.fullmatch(job)]
+    ids = [job for job in wanted if slurm_output.JOB_ID.fullmatch(job)]
     if len(ids) < len(wanted):
-        slurm.remark(f"these are no ids of Slurm, and name no job: {', '.join(sorted({*wanted}.difference(ids)))}")
+        slurm_output.remark(
+            f"these are no ids of Slurm, and name no job: {', '.join(sorted({*wanted}.difference(ids)))}"
+        )
     before = _live(ids)
-    updates = [[["scontrol", "update", f"JobId={job}", "Requeue=0"], ["scancel", job]] for job in ids]
-    words = [_refusal(command) for commands in updates for command in commands]
+    words = {}
+    for job in ids:
+        forbidden = _refusal(["scontrol", "update", f"JobId={job}", "Requeue=0"])
+        words[job] = [forbidden, _refusal(["scancel", job])]
+    unknown = {job for job, (_, refusal) in words.items() if _UNKNOWN_ID.search(refusal)}
     end = time.monotonic() + GONE_S
-    while (left := _live(ids)) and time.monotonic() < end:
+    while (left := _live(ids, unknown)) and time.monotonic() < end:
         time.sleep(LOOK_EVERY_S)
     if left:
-        raise _not_cancelled(left, before, filter(None, words))
+        raise _not_cancelled(left, before, [word for job in left for word in words[job] if word])
     return before
 
 
-def _live(job_ids: list[str]) -> list[str]:
-    """Those of these jobs that are queued or running."""
-    tasks = _queued(job_ids, slurm.ask_slurm).values() if job_ids else ()
-    return sorted({task.job_id for task in tasks if not task.ended}, key=int)
+def _live(job_ids: list[str], unknown: Collection[str] = ()) -> list[str]:
+    """Queued or running by either listing: squeue's may be a minute old. What accounting calls cancelled cannot come
+    back, and accounting may never learn of the end of ``unknown`` jobs.
+    """
+    if not job_ids:
+        return []
+    queued, accounted = _ask_squeue(job_ids, slurm.ask_slurm), _ask_sacct(job_ids, _ask_within(ACCOUNTING_S))
+    cancelled = {name for name, task in accounted.items() if task.state is QueueState.CANCELLED}
+    unlisted = {name: task for name, task in accounted.items() if task.job_id not in unknown}
+    live = [task for name, task in {**unlisted, **queued}.items() if not task.has_ended and name not in cancelled]
+    return sorted({task.job_id for task in live}, key=int)
 
 
 def _refusal(command: list[str]) -> str:
-    """Run a command, and return the words with which it was refused; empty text if it was not."""
     try:
         slurm.ask_slurm(command)
     except slurm.SlurmRefusedError as refusal:
@@ -162,19 +170,22 @@ def _not_cancelled(left: list[str], before: list[str], words: Iterable[str]) -> 
         f"{len(left)} of {len({*before, *left})} job(s) are still in the queue",
         value=f"{', '.join(left)}" + (f" ({said})" if said else ""),
         expected=f"that scancel has taken them out of the queue within {GONE_S:.0f} s",
-        advice=f"`scontrol show job {left[0]}` shows its state; then the same command, or scancel {' '.join(left)}",
+        advice=Advice(
+            "`scontrol show job {left}` shows its state; then the same command, or scancel {ids}",
+            left=left[0],
+            ids=list(left),
+        ),
         exit_code=ExitCode.RETRYABLE,
     )
 
 
-def _merged(accounted: dict[str, QueuedTask], queued: dict[str, QueuedTask]) -> dict[str, QueuedTask]:
-    """Merge both answers: squeue's state for live tasks, and accounting's for tasks that have ended or are ending,
-    because accounting may know that an ending task does not start again.
-    """
+def _merge_answers(accounted: dict[str, QueuedTask], queued: dict[str, QueuedTask]) -> dict[str, QueuedTask]:
+    """squeue is right on live tasks, accounting on ended ones and on ending ones that do not start again."""
     accounted = {
-        task_id: state if state.ended or task_id in queued else replace(state, state=QueueState.UNKNOWN)
+        task_id: state if state.has_ended or task_id in queued else replace(state, state=QueueState.UNLISTED)
         for task_id, state in accounted.items()
-    }  # a task that accounting reports as running and the queue does not know has ended; its outcome is not known yet
+        if task_id not in queued or state.marks.name == queued[task_id].marks.name  # else it is of an earlier job
+    }
     better = {
         task_id: accounted[task_id]
         for task_id, state in queued.items()
@@ -184,45 +195,47 @@ def _merged(accounted: dict[str, QueuedTask], queued: dict[str, QueuedTask]) -> 
 
 
 def _knows_better(accounted: QueueState, queued: QueuedTask) -> bool:
-    """Whether accounting is right on a task that squeue still lists."""
     if queued.reason == _ENDING:
         return accounted in _NEVER_BACK
-    return queued.ended and QueuedTask("", accounted).ended and accounted is not QueueState.UNKNOWN
+    return queued.has_ended and QueuedTask("", accounted).has_ended and accounted is not QueueState.UNKNOWN
 
 
-def _hurried(within_s: float) -> Callable[[list[str]], str]:
-    """Asks each command once, within one common time limit."""
+def _ask_within(within_s: float) -> Callable[[list[str]], str]:
     end = time.monotonic() + within_s
     return lambda command: slurm.run_slurm(command, timeout_s=max(0.1, end - time.monotonic()))
 
 
-def _queued(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str, QueuedTask]:
-    listing = ["squeue", "--all", "--states=all", "--array", f"--jobs={','.join(job_ids)}", slurm.squeue_format(*_LIVE)]
+def _ask_squeue(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str, QueuedTask]:
+    listing = ["squeue", "--all", "--states=all", "--array", f"--jobs={','.join(job_ids)}"]
     try:
-        printed = ask(listing)
+        printed = ask([*listing, slurm_output.squeue_format(*_LISTED)])
     except slurm.SlurmRefusedError as refusal:
         if not _UNKNOWN_ID.search(refusal.reason):
             raise
         if len(job_ids) == 1:
             return {}  # squeue forgets ended jobs after minutes, and then calls their ids invalid
-        return {task_id: task for job in job_ids for task_id, task in _queued([job], ask).items()}
+        return {task_id: task for job in job_ids for task_id, task in _ask_squeue([job], ask).items()}
     states, asked = dict[str, QueuedTask](), set(job_ids)
-    for task_id, word, end, reason, nodes in slurm.squeue_records(printed, len(_LIVE)):
-        if task_id.partition("_")[0] not in asked:
-            continue
-        why = _ENDING if word == "COMPLETING" else "" if reason == "None" else reason
-        task = QueuedTask(task_id, _queue_state(word, end), why, nodes, ends_at=float(end) if end.isdecimal() else None)
-        if task_id not in states or states[task_id].ended:  # of several clusters one may hold what another has given up
-            states[task_id] = task
+    for task in (task for task in _tasks(printed) if task.job_id in asked):
+        before = states.get(task.task_id, task)
+        key = task.task_id if before.marks.name == task.marks.name else f"{task.task_id} {task.marks.name}"
+        if key not in states or states[key].has_ended:  # of several clusters one may hold what another has given up
+            states[key] = task
     return states
 
 
-def _queue_state(word: str, end: str) -> QueueState:
-    """The state of a task from squeue's word and the end of the task, in seconds since the epoch.
+def _tasks(printed: str) -> Iterator[QueuedTask]:
+    """Without ``--array`` one entry stands for all tasks of an array that have not begun."""
+    for task_id, word, end, reason, nodes, *marks in slurm_output.squeue_records(printed, len(_LISTED)):
+        why = _ENDING if word == "COMPLETING" else "" if reason == "None" else reason
+        ends_at = float(end) if end.isdecimal() else None
+        yield QueuedTask(task_id, _queue_state(word, end), why, nodes, ends_at=ends_at, marks=_marks(*marks))
 
-    Slurm says COMPLETING as long as processes are left, and hides behind it whether the task is queued again. The end
-    says: that of a task which is over lies in the past, and that of a queued one at least its time limit from now.
-    What squeue lists with a word that is not known here is not over; a revoked task runs on another cluster.
+
+def _queue_state(word: str, end: str) -> QueueState:
+    """COMPLETING hides whether a task is queued again. The end (seconds since the epoch) tells: it is past for an ended
+    task, and at least the time limit ahead for a queued one. An unknown word counts as not over; a revoked task runs on
+    another cluster.
     """
     if word == "COMPLETING" and end.isdecimal() and int(end) < time.time() + CLOCKS_APART_S:
         return QueueState.ENDING
@@ -230,31 +243,34 @@ def _queue_state(word: str, end: str) -> QueueState:
         return QueueState.RUNNING
     known = queue_state(word)
     if known is QueueState.UNKNOWN:
-        slurm.remark(f"squeue calls a job {word}, which is not known here: it counts as queued")
+        slurm_output.remark(f"squeue calls a job {word}, which is not known here: it counts as queued")
         return QueueState.PENDING
     return known
 
 
-def _accounted(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str, QueuedTask]:
-    """What accounting knows; nothing where it does not answer, because squeue's answer is good without it."""
-    fields = "JobID,State,ExitCode,NodeList,ElapsedRaw"
+def _ask_sacct(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str, QueuedTask]:
+    """Nothing where accounting does not answer: squeue's answer is good without it."""
+    fields = "JobID,State,ExitCode,NodeList,ElapsedRaw,Submit,JobName"
     command = ["sacct", "--noheader", "--parsable2", f"--jobs={','.join(job_ids)}", f"--format={fields}"]
     try:
         printed = ask(command)
     except UserError as error:
         if not (isinstance(error, slurm.SlurmRefusedError) and NO_ACCOUNTING in error.reason):
             said = " ".join(str(error.value or "").split())
-            slurm.remark(f"sacct gave no answer, so how jobs ended is known from the run only: {error.what}: {said}")
+            slurm_output.remark(
+                f"sacct gave no answer, so how jobs ended is known from the run only: {error.what}: {said}"
+            )
         return {}  # such a cluster forgets what has ended
     states: dict[str, QueuedTask] = {}
-    for line in slurm.matching_lines(printed, _ACCOUNTED, "sacct"):
-        task, step, word, exit_code, nodes, elapsed = line.groups()
+    for line in slurm_output.matching_lines(printed, _ACCOUNTED, "sacct"):
+        task, step, word, exit_code, nodes, elapsed, submitted, name = line.groups()
         if step:
             _learn_from_step(states, task, word)
             continue
         for task_id in _expand(task):
             nodes = "" if nodes == "None assigned" else nodes
-            states[task_id] = QueuedTask(task_id, queue_state(word), exit_code, nodes, int(elapsed or 0))
+            seconds, marks = int(elapsed or 0), _marks(name, "", submitted)
+            states[task_id] = QueuedTask(task_id, queue_state(word), exit_code, nodes, seconds, marks=marks)
     return states
 
 
@@ -262,7 +278,7 @@ def _learn_from_step(states: dict[str, QueuedTask], task_id: str, word: str) -> 
     """A task that lacked memory is FAILED in accounting; only its step says why."""
     known = states.get(task_id)
     if known and known.state is QueueState.FAILED and queue_state(word) is QueueState.OUT_OF_MEMORY:
-        states[task_id] = QueuedTask(task_id, QueueState.OUT_OF_MEMORY, known.reason, known.nodes, known.elapsed_s)
+        states[task_id] = replace(known, state=QueueState.OUT_OF_MEMORY)
 
 
 def queue_state(word: str) -> QueueState:
@@ -271,11 +287,11 @@ def queue_state(word: str) -> QueueState:
 
 
 def _expand(task: str) -> Iterator[str]:
-    """Task ids of one accounting line: tasks that never started share one, as in ``12_[0-3,7%2]``."""
+    """Tasks that never started share a line, as ``12_[0-3,7%2]``."""
     match = _ARRAY_RANGE.fullmatch(task)
     if match is None:
         if "[" in task:
-            slurm.remark(
+            slurm_output.remark(
                 f"sacct names tasks of an array in a way that is not known here, and they are passed over: {task}"
             )
         else:
@@ -292,27 +308,15 @@ def _expand(task: str) -> Iterator[str]:
 # What Slurm's accounting knows of the attempts of jobs: when each held resources, and how many.
 
 
-FIELDS = ("JobID", "State", "Submit", "Eligible", "Start", "ElapsedRaw", "AllocCPUS", "AllocTRES")
-"""sacct prints times as seconds since the epoch (see ``commands``), or as a word where there is none."""
+FIELDS = ("JobID", "State", "Submit", "Eligible", "Start", "ElapsedRaw", "AllocCPUS", "AllocTRES", "JobName")
+"""Times are seconds since the epoch (see ``commands``), or a word."""
 NOT_LOST = frozenset({QueueState.COMPLETED, QueueState.RUNNING})
-"""The states of an attempt that has not ended, or has ended well."""
-_TIME, _COUNT = r"\|(\d{1,12}|[A-Za-z]*)", r"\|(\d{0,12})"
-_LINE = re.compile(rf"({slurm.TASK_ID.pattern})\|([A-Z_]+[^|]*){_TIME * 3}{_COUNT * 2}\|([^|]*)")
+_LINE = re.compile(rf"({slurm_output.TASK_ID.pattern})\|([A-Z_]+[^|]*){_TIME * 3}{_COUNT * 2}\|([^|]*){_NAME}")
 
 
-def accounted_attempts(job_ids: Iterable[str]) -> list[Allocation] | None:
-    """Every attempt of every task of these jobs that held resources, also those before a requeue.
-
-    Args:
-        job_ids: ids as sbatch printed them.
-
-    Returns:
-        The attempts in the order of sacct; None on a cluster without accounting.
-
-    Raises:
-        UserError: sacct is missing, did not answer, or refused.
-    """
-    wanted = [job for job in dict.fromkeys(job_ids) if slurm.JOB_ID.fullmatch(job)]
+def accounted_attempts(layout: RunLayout, sent: Iterable[Submission]) -> list[Allocation] | None:
+    """All attempts that held resources, those before a requeue too, in sacct's order; None without accounting."""
+    wanted = {one.job_id: one for one in sent if slurm_output.JOB_ID.fullmatch(one.job_id)}
     if not wanted:
         return []
     command = ["sacct", "--duplicates", "--allocations", "--noheader", "--parsable2"]
@@ -322,19 +326,23 @@ def accounted_attempts(job_ids: Iterable[str]) -> list[Allocation] | None:
         if NO_ACCOUNTING in refusal.reason:
             return None
         raise
-    return attempts_of(printed)
+    return [
+        replace(attempt, job=wanted[attempt.job_id].job)
+        for attempt, marks in attempts_of(printed)
+        if attempt.job_id in wanted and is_own(layout, wanted[attempt.job_id], marks)
+    ]
 
 
-def attempts_of(printed: str) -> list[Allocation]:
-    """The attempts of sacct's lines."""
-    attempts = (_attempt(*line.groups()) for line in slurm.matching_lines(printed, _LINE, "sacct"))
-    return [attempt for attempt in attempts if attempt is not None]
+def attempts_of(printed: str) -> list[tuple[Allocation, JobMarks]]:
+    lines = (line.groups() for line in slurm_output.matching_lines(printed, _LINE, "sacct"))
+    attempts = ((_attempt(*fields), _marks(name, "", fields[2])) for *fields, name in lines)
+    return [(attempt, marks) for attempt, marks in attempts if attempt is not None]
 
 
 def _attempt(
     task_id: str, word: str, submit: str, eligible: str, start: str, elapsed: str, cpus: str, resources: str
 ) -> Allocation | None:
-    """The attempt of one line; None for a task that held nothing."""
+    """None for a task that held nothing."""
     if not start.isdecimal() or not int(elapsed or 0):
         return None
     ready = max((int(time) for time in (submit, eligible) if time.isdecimal()), default=int(start))
@@ -350,11 +358,11 @@ def _attempt(
 
 
 def _gpus(resources: str) -> int | None:
-    """The GPUs of ``billing=4,cpu=4,gres/gpu:a100=2,gres/gpu=2,mem=8G,node=1``. Where only kinds of GPUs are tracked,
-    their sum.
+    """The GPUs of ``billing=4,cpu=4,gres/gpu:a100=2,gres/gpu=2,mem=8G,node=1``; the sum where only kinds of GPUs are
+    tracked.
     """
     pairs = [item.partition("=") for item in resources.split(",")]
-    counts = {name: count for name, _, number in pairs if (count := slurm.count_of(number)) is not None}
+    counts = {name: count for name, _, number in pairs if (count := slurm_output.count_of(number)) is not None}
     if "gres/gpu" in counts:
         return counts["gres/gpu"]
     kinds = [number for name, number in counts.items() if name.startswith("gres/gpu:")]

@@ -1,7 +1,7 @@
-"""Why Slurm holds a task in its queue: the meaning of the reasons that squeue prints, and what to type next.
+"""Why Slurm holds a task in its queue: the meaning of squeue's reasons, and what to type next.
 
-Slurm has more than a hundred reasons. Those that users of a cluster meet are listed by name; the limits of associations
-and QOS, which are most of the others, are read from the parts of their names.
+Of Slurm's more than a hundred reasons, those that users meet are listed; the limits of associations and QOS, most of
+the others, are read from the parts of their names.
 """
 
 import re
@@ -24,6 +24,9 @@ LIMITS = {
     "account": "`sacctmgr show assoc user=$USER format=account,grpjobs,grptres%30,maxjobs,maxtres%30` shows the limits",
 }
 
+_REACHED = {of: f"have reached the {of}'s limit" for of in LIMITS}
+_WHEN_SOME_END = {of: f"{ITSELF}, when some of them end; {shown}" for of, shown in LIMITS.items()}
+_LATER = {of: f"{ITSELF}, when the period ends or the limit is raised; {shown}" for of, shown in LIMITS.items()}
 _REASONS = {
     "None": WaitReason("Slurm has not looked at it yet", SOON),
     "Priority": WaitReason(
@@ -34,7 +37,7 @@ _REASONS = {
     "Licenses": WaitReason("a licence that it asks for is in use", START),
     "JobArrayTaskLimit": WaitReason(
         "as many tasks of its array run as the recipe allows at a time",
-        f"{ITSELF}; mrt-hpc submit {{run}} --set resources.evaluation.max_parallel=N allows more",
+        f"{ITSELF}; scontrol update JobId={{array}} ArrayTaskThrottle=N allows more now",
     ),
     "ReqNodeNotAvail": WaitReason("a node that it needs is down, drained or reserved", NODES),
     "Nodes required for job are DOWN": WaitReason(
@@ -50,7 +53,9 @@ _REASONS = {
     "Cleaning": WaitReason("its last attempt is still being removed from a node", SOON, Hold.TIME),
     "Ending": WaitReason("the processes of its last attempt are ending", SOON, Hold.TIME),
     "BeginTime": WaitReason(
-        "Slurm starts a job that was queued again only after a pause", f"{ITSELF}, within about two minutes", Hold.TIME
+        "the earliest time of its start has not come",
+        f"{ITSELF}; one that was queued again waits for about two minutes (`scontrol show job {{id}}`: EligibleTime)",
+        Hold.TIME,
     ),
     "Reservation": WaitReason(
         "its reservation has not begun", "`scontrol show reservation` shows when it begins", Hold.TIME
@@ -80,7 +85,7 @@ _REASONS = {
     "PartitionTimeLimit": WaitReason(
         "its time limit is longer than its partition allows, so it can never start",
         "`sinfo -o '%P %l'` shows the limits; mrt-hpc cancel {run}, and then mrt-hpc submit {run} "
-        "--set resources.ROLE.time_limit_minutes=MINUTES, or another partition in the site profile",
+        "--set resources.{role}.time_limit_minutes=MINUTES, or another partition in the site profile",
         Hold.NEVER,
     ),
     "PartitionNodeLimit": WaitReason(
@@ -108,17 +113,27 @@ _REASONS = {
     "QOSNotAllowed": WaitReason(
         "its QOS may not be used in its partition, so it can never start", f"{ACCOUNTS}; {CORRECT_SITE}", Hold.NEVER
     ),
-    "QOSUsageThreshold": WaitReason("the usage of its QOS is above the limit", f"{ITSELF}; {LIMITS['QOS']}"),
-    "AssociationJobLimit": WaitReason(
-        "your jobs have reached the account's limit on running jobs",
-        f"{ITSELF}, when some of them end; {LIMITS['account']}",
+    "ReservationDeleted": WaitReason(
+        "its reservation is not there any more, so it can never start",
+        f"`scontrol show reservation` shows those that are there; {CORRECT_SITE}",
+        Hold.NEVER,
     ),
+    "DeadLine": WaitReason("its deadline has passed, so it can never start", CORRECT_SITE, Hold.NEVER),
+    "job requeued in held state": WaitReason(
+        "it was queued again and held (scontrol requeuehold)", "scontrol release {id}", Hold.USER
+    ),
+    "QOSUsageThreshold": WaitReason("the usage of its QOS is above the limit", f"{ITSELF}; {LIMITS['QOS']}"),
+    "AssociationJobLimit": WaitReason(f"your jobs {_REACHED['account']} on running jobs", _WHEN_SOME_END["account"]),
+    "AssociationResourceLimit": WaitReason(f"your jobs {_REACHED['account']} on resources", _WHEN_SOME_END["account"]),
+    "AssociationTimeLimit": WaitReason(f"your jobs {_REACHED['account']} on running time", _LATER["account"]),
+    "QOSJobLimit": WaitReason(f"the jobs {_REACHED['QOS']} on running jobs", _WHEN_SOME_END["QOS"]),
+    "QOSResourceLimit": WaitReason(f"the jobs {_REACHED['QOS']} on resources", _WHEN_SOME_END["QOS"]),
+    "QOSTimeLimit": WaitReason(f"the jobs {_REACHED['QOS']} on running time", _LATER["QOS"]),
 }
-"""The meanings, by the reason as squeue prints it."""
 _LIMIT = re.compile(
     r"(?P<of>QOS|Assoc)(?P<kind>Max|Min|Grp)(?P<what>Jobs|SubmitJob|GRES|Cpu|CPU|Mem|Node|Wall|Billing)(?P<rest>\w*)"
 )
-"""The limits of a QOS or an association, as ``QOSMaxJobsPerUserLimit``, ``AssocGrpGRES`` and ``QOSMinGRES``."""
+"""Limits of a QOS or an association, as ``QOSMaxJobsPerUserLimit``, ``AssocGrpGRES`` and ``QOSMinGRES``."""
 _WHAT = {
     "Jobs": "running jobs",
     "SubmitJob": "submitted jobs",
@@ -130,19 +145,19 @@ _WHAT = {
     "Wall": "running time",
     "Billing": "billed resources",
 }
+TURN_LIMITS = frozenset({"Jobs", "GRES", "Cpu", "CPU", "Node"})
+TURNS = "with schedule.coupling: colocated inference and trainer of a new run are one job (mrt-hpc fields coupling)"
+"""Helps where a limit of a user's running jobs keeps two jobs of a run apart."""
 _MINUTES = {"GPUs": "GPU minutes", "cores": "core minutes"}
 
 
 def meaning(reason: str) -> WaitReason | None:
-    """The meaning of a reason as squeue prints it; None where it is not known. What follows a comma names nodes, as in
-    ``ReqNodeNotAvail, UnavailableNodes:node1``, and is no part of the reason.
-    """
+    """Nodes behind a comma, as in ``ReqNodeNotAvail, UnavailableNodes:node1``, are no part of the reason."""
     name = re.split(r"[,(]", reason.strip().strip("()"))[0].strip().replace("_", " ")
     return _REASONS.get(name) or _limit(name)
 
 
 def _limit(name: str) -> WaitReason | None:
-    """The meaning of a limit of a QOS or an association; None where the name is none."""
     match = _LIMIT.match(name)
     if match is None:
         return None
@@ -156,17 +171,17 @@ def _limit(name: str) -> WaitReason | None:
         means = f"it asks for {less} {what} than its {of} {than}, so it can never start"
         advice = f"{LIMITS[of]}; change resources in the recipe, or the site profile, then {AGAIN}"
         return WaitReason(means, advice, Hold.NEVER)
-    ends = "when the period ends or the limit is raised" if "Minutes" in match["rest"] else "when some of them end"
-    return WaitReason(f"{_whose(match, of)} have reached the {of}'s limit on {what}", f"{ITSELF}, {ends}; {LIMITS[of]}")
+    later = (_LATER if "Minutes" in match["rest"] else _WHEN_SOME_END)[of]
+    turns = f"; {TURNS}" if match["what"] in TURN_LIMITS and "PerUser" in match["rest"] else ""
+    return WaitReason(f"{_whose(match, of)} {_REACHED[of]} on {what}", f"{later}{turns}")
 
 
 def _one_job_exceeds(match: re.Match[str]) -> bool:
-    """Whether a limit is one on a single job: the end of another job does not let it start."""
+    """A limit on a single job: the end of another job does not let it start."""
     return match["kind"] == "Min" or "PerJob" in match["rest"] or "PerNode" in match["rest"]
 
 
 def _whose(match: re.Match[str], of: str) -> str:
-    """The jobs that a limit counts together."""
     if "PerAccount" in match["rest"]:
         return "the jobs of your account"
     if match["kind"] == "Grp":

@@ -1,6 +1,6 @@
-"""Asks a Slurm cluster about itself and reads the answers: its settings, partitions and nodes, the accounts of a user,
-and the QOS. A submission asks for the limits only; ``mrt-hpc init`` and ``mrt-hpc doctor`` ask for everything. A
-command that is missing, or that refuses, leaves its part of a :class:`Survey` empty, and ``problems`` says why.
+"""Asks a Slurm cluster about itself and reads the answers: settings, partitions and nodes, the accounts of a user, and
+the QOS. A submission asks for limits only; ``mrt-hpc init`` and ``mrt-hpc doctor`` ask for everything. A command that
+gives no answer leaves its part of a :class:`Survey` empty, and ``problems`` says why.
 """
 
 import grp
@@ -10,32 +10,33 @@ import re
 import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from mrt_hpc.attempt.gpus import is_slice
-from mrt_hpc.backends.slurm import commands
-from mrt_hpc.backends.slurm.commands import minutes_of, run_slurm, seconds_of
+from mrt_hpc.backends.slurm import slurm_output
+from mrt_hpc.backends.slurm.commands import run_slurm
+from mrt_hpc.backends.slurm.slurm_output import minutes_of, seconds_of
 from mrt_hpc.errors import UserError
 
 ANSWER_S = 20.0
-"""The seconds that each question may take: a login node under load answers in seconds."""
+"""The limit of each question: a login node under load answers in seconds."""
 LONGEST_PROBLEM = 100
-"""Characters of Slurm's own words that are kept where a command gives no answer."""
 VERSION = ("sinfo", "--version")
 CONFIG = ("scontrol", "show", "config")
 PARTITIONS = ("scontrol", "--all", "--oneliner", "show", "partition")
+ARCHITECTURES = ("scontrol", "--oneliner", "show", "node")
 NODES = ("sinfo", "--noheader", "--all", "--exact", "--format=%R|%G|%D|%c|%m")
 QOS = (
     "sacctmgr", "--noheader", "--parsable2", "show", "qos",
-    "format=Name,MaxWall,MaxSubmitPU,GraceTime,PreemptMode,Preempt",
+    "format=Name,MaxWall,MaxSubmitPU,GraceTime,PreemptMode,Preempt,MaxJobsPU,MaxTRESPU",
 )  # fmt: skip
 NO_VALUES = ("", "N/A", "(null)", "NONE", "None")
 _NODES = re.compile(r"([^|\s]+)\|(.*)\|(\d+)\|(\d+)\+?\|(\d+)\+?")
 _ASSOCIATION = re.compile(r"([^|\s]+)\|([^|\s]*)\|([^|\s]*)\|([^|\s]*)\|(\d*)\|([\d:-]*)")
-_QOS = re.compile(r"([^|\s]+)\|([\d:-]*)\|(\d*)\|([\d:-]*)\|([^|\s]*)\|([^|\s]*)")
+_QOS = re.compile(r"([^|\s]+)\|([\d:-]*)\|(\d*)\|([\d:-]*)\|([^|\s]*)\|([^|\s]*)\|(\d*)\|([^|\s]*)")
 ALL = frozenset({"ALL"})
-"""What Slurm writes in place of a list of all accounts, groups or QOS."""
+"""Slurm writes this in place of a list of all accounts, groups or QOS."""
 
 
 @dataclass(frozen=True)
@@ -44,31 +45,31 @@ class ClusterSettings:
 
     name: str = ""
     max_array_size: int | None = None
-    """One more than the largest index of an array."""
+    """One more than an array's largest index (MaxArraySize), or its most tasks (max_array_tasks) where that is less."""
     max_job_count: int | None = None
-    """The maximum number of jobs and array tasks of all users."""
+    """Jobs and array tasks of all users."""
     kill_wait_s: int | None = None
     """Seconds between SIGTERM and SIGKILL."""
     requeues: bool | None = None
-    """JobRequeue: whether jobs that do not ask for it are queued again."""
+    """JobRequeue, for jobs that do not ask for it."""
     preempt_type: str = ""
     """``preempt/none``, ``preempt/partition_prio`` or ``preempt/qos``."""
     preempt_modes: frozenset[str] = frozenset()
     """PreemptMode, in capitals: OFF, REQUEUE, CANCEL, SUSPEND, GANG."""
     exempt_s: int = 0
-    """PreemptExemptTime, seconds that a job runs before it may be preempted."""
+    """PreemptExemptTime: a job runs so long before it may be preempted."""
     sends_user_signal: bool = False
-    """Whether a preempted job gets the signal that it asked for with --signal (preempt_send_user_signal)."""
+    """Whether a preempted job gets its --signal (preempt_send_user_signal)."""
     accounting: str = ""
     """AccountingStorageType."""
     enforced: frozenset[str] = frozenset()
     """AccountingStorageEnforce: associations, limits, qos, ..."""
     propagates: bool = True
-    """Whether jobs get the limits (ulimit) of the shell that submits them (PropagateResourceLimits)."""
+    """PropagateResourceLimits: whether jobs get the submitting shell's ulimits."""
     select_type: str = ""
     """``select/linear`` allocates whole nodes."""
     allocates_memory: bool | None = None
-    """Whether memory is allocated to jobs (SelectTypeParameters)."""
+    """Whether jobs are allocated memory (SelectTypeParameters)."""
 
     @property
     def has_accounting(self) -> bool:
@@ -82,22 +83,20 @@ class NodeKind:
 
     count: int
     gpus: Mapping[str, int] = field(default_factory=dict)
-    """Whole GPUs of a node by their type; the type is empty text where the GRES has none."""
+    """Whole GPUs of a node by type, empty where the GRES has none."""
     cpus: int = 0
     memory_mib: int = 0
     slices: tuple[str, ...] = ()
-    """The types of parts of GPUs (MIG) that it has."""
+    """Types of parts of GPUs (MIG)."""
 
 
 @dataclass(frozen=True)
 class PartitionFacts:
-    """One partition."""
-
     name: str
     state: str = "UP"
     is_default: bool = False
     max_minutes: int | None = None
-    """The longest time limit; None for none."""
+    """None for no limit."""
     allow_groups: frozenset[str] = ALL
     allow_accounts: frozenset[str] = ALL
     deny_accounts: frozenset[str] = frozenset()
@@ -105,34 +104,40 @@ class PartitionFacts:
     deny_qos: frozenset[str] = frozenset()
     root_only: bool = False
     preempt_mode: str = ""
-    """The partition's PreemptMode, in capitals; empty text where it has none of its own."""
+    """In capitals; empty for the cluster's."""
     grace_s: int = 0
     priority_tier: int = 1
     """Partitions of a higher tier may preempt its jobs (preempt/partition_prio)."""
     qos: str | None = None
-    """The partition's own QOS, whose limits apply to its jobs."""
+    """The partition's own, whose limits apply to its jobs."""
+    architectures: frozenset[str] = frozenset()
+    """As ``x86_64``; empty where not known."""
+    is_exclusive: bool = False
+    """Whether its jobs get whole nodes (OverSubscribe=EXCLUSIVE)."""
     nodes: tuple[NodeKind, ...] = ()
 
     @property
     def gpu_types(self) -> list[str]:
-        """The types of its GPUs; empty text for GPUs without a type."""
+        """Empty text for GPUs without a type."""
         return sorted({kind for node in self.nodes for kind in node.gpus})
 
     @property
     def slice_types(self) -> list[str]:
-        """The types of parts of GPUs (MIG) that it has."""
+        """Types of parts of GPUs (MIG)."""
         return sorted({kind for node in self.nodes for kind in node.slices})
 
     @property
+    def gpu_counts(self) -> list[int]:
+        """Numbers of whole GPUs of its nodes, the largest first."""
+        return sorted({sum(node.gpus.values()) for node in self.nodes if node.gpus}, reverse=True)
+
+    @property
     def gpu_nodes(self) -> int:
-        """The number of its nodes that have GPUs."""
         return sum(node.count for node in self.nodes if node.gpus)
 
 
 @dataclass(frozen=True)
 class Association:
-    """An account that the user may charge."""
-
     account: str
     partition: str | None = None
     """The only partition it holds for; None for all."""
@@ -144,29 +149,27 @@ class Association:
 
 @dataclass(frozen=True)
 class Qos:
-    """One quality of service."""
-
     name: str
     max_minutes: int | None = None
     max_submit_jobs: int | None = None
-    """The most submitted jobs of one user."""
+    """The limit of one user."""
     grace_s: int = 0
     preempt_mode: str = ""
-    """The mode in capitals; empty text where the cluster's PreemptMode applies."""
+    """In capitals; empty for the cluster's."""
     preempts: tuple[str, ...] = ()
     """The QOS whose jobs it may preempt."""
+    most: Mapping[str, int] = field(default_factory=dict)
+    """Limits of one user's running jobs together: ``jobs``, ``gres/gpu``, ``cpu``, ``node``."""
 
 
 @dataclass(frozen=True)
 class User:
-    """The user who runs the command."""
-
     name: str
     groups: frozenset[str] = frozenset()
 
     @classmethod
     def current(cls) -> Self:
-        """The user of this process. A user or group without a name is known by its number."""
+        """A user or group without a name is known by its number."""
         groups = {os.getegid(), *os.getgroups()}
         user = _name(lambda number: pwd.getpwuid(number).pw_name, os.geteuid())
         return cls(user, frozenset(_name(lambda number: grp.getgrgid(number).gr_name, group) for group in groups))
@@ -181,7 +184,7 @@ def _name(named: Callable[[int], str], number: int) -> str:
 
 @dataclass(frozen=True)
 class Survey:
-    """All answers. None in place of an answer means that it is not known, and ``problems`` says why."""
+    """All answers; None where one is not known."""
 
     user: User
     version: str | None = None
@@ -195,33 +198,38 @@ class Survey:
 
     @property
     def cluster_name(self) -> str:
-        """The name that the cluster has in its database; empty text where it is not known."""
         return "" if self.settings is None else self.settings.name
 
     @property
     def version_numbers(self) -> tuple[int, ...] | None:
-        """The numbers of the version; None where it is not known."""
         match = re.search(r"(\d+)\.(\d+)", self.version or "")
         return None if match is None else (int(match[1]), int(match[2]))
 
+    def why_whole_nodes(self, partition: PartitionFacts) -> str:
+        """The setting by which jobs of a partition get whole nodes, if they do."""
+        if partition.is_exclusive:
+            return f"scontrol show partition {partition.name}: OverSubscribe=EXCLUSIVE"
+        is_linear = self.settings is not None and self.settings.select_type == "select/linear"
+        return "scontrol show config: select/linear allocates whole nodes" if is_linear else ""
+
     def why_not(self, command: Sequence[str]) -> str:
-        """Why a command gave no answer, in a sentence; empty text if it gave one."""
+        """Empty text if it gave an answer."""
         return self.problems.get(shlex.join(command), "")
 
     def partition(self, name: str | None) -> PartitionFacts | None:
-        """The partition of this name, or the default one for None; None where it is not known."""
+        """None means the default partition."""
         known = self.partitions or {}
         if name is not None:
             return known.get(name)
         return next((partition for partition in known.values() if partition.is_default), None)
 
     def associations_of(self, account: str | None) -> list[Association]:
-        """The user's associations with an account, or with the default account for None."""
+        """None means the default account."""
         wanted = account or self.default_account
         return [association for association in self.associations or () if association.account == wanted]
 
     def qos_of(self, account: str | None, qos: str | None) -> Qos | None:
-        """The QOS of a job with this account and ``--qos``; None where it is not known."""
+        """The QOS of a job with this account and ``--qos``."""
         defaults = [association.default_qos or _only(association.qos) for association in self.associations_of(account)]
         name = qos or next(filter(None, defaults), None) or ("normal" if self.associations_of(account) else None)
         return (self.qos or {}).get(name or "")
@@ -232,8 +240,8 @@ def _only(names: tuple[str, ...]) -> str | None:
 
 
 def associations_command(user: str, cluster: str) -> tuple[str, ...]:
-    """The command that lists the accounts of a user on a cluster, with their limits: a database may be that of several
-    clusters. Where the name of the cluster is not known, it is the empty text.
+    """The command that lists a user's accounts with their limits; a database may serve several clusters. An unknown
+    cluster is the empty text.
     """
     fields = "format=Account,Partition,QOS,DefaultQOS,MaxSubmitJobs,MaxWall"
     here = (f"cluster={cluster}",) if cluster else ()
@@ -241,30 +249,20 @@ def associations_command(user: str, cluster: str) -> tuple[str, ...]:
 
 
 def default_account_command(user: str) -> tuple[str, ...]:
-    """The command that prints a user and the default account."""
     return ("sacctmgr", "--noheader", "--parsable2", "show", "user", user, "format=User,DefaultAccount")
 
 
 Ask = Callable[[tuple[str, ...]], str]
-"""Runs one command of Slurm, and returns what it printed."""
+"""Runs a Slurm command, and returns its output."""
 
 
 def ask(command: tuple[str, ...]) -> str:
-    """Run one command of Slurm.
-
-    Raises:
-        UserError: it is missing, refuses, or does not answer in time.
-    """
+    """Refuses a command that is missing or does not answer in time."""
     return run_slurm(command, ANSWER_S)
 
 
 def survey(user: User | None = None, ask: Ask = ask) -> Survey:
-    """Ask the cluster that Slurm's commands speak to.
-
-    Args:
-        user: whose associations are asked for; None for the user of this process.
-        ask: runs one command and returns what it printed.
-    """
+    """Ask the cluster that Slurm's commands speak to, for this user (None: of this process)."""
     user = user or User.current()
     problems: dict[str, str] = {}
 
@@ -276,9 +274,9 @@ def survey(user: User | None = None, ask: Ask = ask) -> Survey:
             problems[shlex.join(command)] = f"{error.what}: {said}" if said else error.what
             return None
 
-    version, config = commands.version(answer(VERSION) or ""), answer(CONFIG)
-    listing, nodes = answer(PARTITIONS), answer(NODES) or ""
-    partitions = None if listing is None else parse_partitions(listing, nodes)
+    version, config = slurm_output.version(answer(VERSION) or ""), answer(CONFIG)
+    listing, nodes, machines = answer(PARTITIONS), answer(NODES) or "", answer(ARCHITECTURES) or ""
+    partitions = None if listing is None else parse_partitions(listing, nodes, machines)
     settings = None if config is None else parse_settings(config)
     if settings is not None and not settings.accounting:
         problems[shlex.join(CONFIG)], settings = "it printed no AccountingStorageType", None
@@ -302,12 +300,12 @@ def survey(user: User | None = None, ask: Ask = ask) -> Survey:
 
 
 def parse_settings(text: str) -> ClusterSettings:
-    """The settings, from ``scontrol show config``."""
-    settings = commands.settings(text)
+    settings = slurm_output.settings(text)
+    sizes = (_whole(settings.get("MaxArraySize", "")), _most_tasks(settings))
     parameters = settings.get("SelectTypeParameters")
     return ClusterSettings(
         name=value_of(settings.get("ClusterName", "")) or "",
-        max_array_size=_whole(settings.get("MaxArraySize", "")),
+        max_array_size=min((size for size in sizes if size is not None), default=None),
         max_job_count=_whole(settings.get("MaxJobCount", "")),
         kill_wait_s=_whole(settings.get("KillWait", "").removesuffix(" sec")),
         requeues=None if "JobRequeue" not in settings else settings["JobRequeue"] == "1",
@@ -323,15 +321,30 @@ def parse_settings(text: str) -> ClusterSettings:
     )
 
 
-def parse_partitions(listing: str, nodes: str = "") -> dict[str, PartitionFacts]:
-    """The partitions by their names, from the lines of :data:`PARTITIONS` and of :data:`NODES`."""
-    kinds = parse_nodes(nodes)
-    partitions = (parse_partition(fields, kinds) for fields in commands.partitions(listing))
-    return {partition.name: partition for partition in partitions}
+def _most_tasks(settings: Mapping[str, str]) -> int | None:
+    match = re.search(r"\bmax_array_tasks=(\d+)", settings.get("SchedulerParameters", ""))
+    return None if match is None else int(match[1])
+
+
+def parse_partitions(listing: str, nodes: str = "", architectures: str = "") -> dict[str, PartitionFacts]:
+    """Partitions by name, from the lines of :data:`PARTITIONS`, :data:`NODES` and :data:`ARCHITECTURES`."""
+    kinds, machines = parse_nodes(nodes), parse_architectures(architectures)
+    partitions = (parse_partition(fields, kinds) for fields in slurm_output.partitions(listing))
+    return {one.name: replace(one, architectures=frozenset(machines.get(one.name, ()))) for one in partitions}
+
+
+def parse_architectures(text: str) -> dict[str, set[str]]:
+    """Architectures by partition, from lines as ``NodeName=n1 Arch=x86_64 ... Partitions=gpu``."""
+    machines: dict[str, set[str]] = {}
+    for line in text.splitlines():
+        fields = dict(word.partition("=")[::2] for word in line.split())
+        for partition in fields.get("Partitions", "").split(",") if "Arch" in fields else ():
+            machines.setdefault(partition, set()).add(fields["Arch"])
+    return machines
 
 
 def parse_partition(fields: Mapping[str, str], kinds: Mapping[str, Sequence[NodeKind]]) -> PartitionFacts:
-    """One partition, from the pairs of its line in ``scontrol --oneliner show partition``."""
+    """One partition, from a line of ``scontrol --oneliner show partition``."""
     name = fields["PartitionName"]
     return PartitionFacts(
         name=name,
@@ -348,14 +361,15 @@ def parse_partition(fields: Mapping[str, str], kinds: Mapping[str, Sequence[Node
         grace_s=_whole(fields.get("GraceTime", "")) or 0,
         priority_tier=_whole(fields.get("PriorityTier", "")) or 1,
         qos=value_of(fields.get("QoS", "")),
+        is_exclusive=fields.get("OverSubscribe") == "EXCLUSIVE",
         nodes=tuple(kinds.get(name, ())),
     )
 
 
 def parse_nodes(text: str) -> dict[str, list[NodeKind]]:
-    """The kinds of nodes by partition, from lines as ``gpu|gpu:a100:4(S:0-1)|8|64|512000``."""
+    """Nodes by partition, from lines as ``gpu|gpu:a100:4(S:0-1)|8|64|512000``."""
     kinds_of: dict[str, list[NodeKind]] = {}
-    for line in commands.matching_lines(text, _NODES, "sinfo"):
+    for line in slurm_output.matching_lines(text, _NODES, "sinfo"):
         partition, gres, count, cpus, memory = line.groups()
         gpus = gpus_of_node(gres)
         whole = {name: number for name, number in gpus.items() if not is_slice(name)}
@@ -365,41 +379,41 @@ def parse_nodes(text: str) -> dict[str, list[NodeKind]]:
 
 
 def gpus_of_node(gres: str) -> dict[str, int]:
-    """The GPUs of a node by type, as in ``gpu:a100:4(S:0-1),gpu:2,nvme:1``; other kinds of GRES are left out. The last
-    word is the count, where it is one: all else between the colons is the type, which may begin with a digit.
+    """A node's GPUs by type, from ``gpu:a100:4(S:0-1),gpu:2,nvme:1``. The last word is the count, where it is one; all
+    else between the colons is the type, which may begin with a digit.
     """
     counts: dict[str, int] = {}
     for gpu in re.split(r",(?![^(]*\))", gres):
         name, *words = gpu.partition("(")[0].strip().split(":")
         if name == "gpu":
             kind = [word for word in words if word != "no_consume"]
-            count = commands.count_of(kind[-1]) if kind else None
+            count = slurm_output.count_of(kind[-1]) if kind else None
             key = ":".join(kind if count is None else kind[:-1])
             counts[key] = counts.get(key, 0) + (1 if count is None else count)
     return {key: count for key, count in counts.items() if count}
 
 
 def parse_associations(text: str) -> Iterator[Association]:
-    """The associations, from the lines of :func:`associations_command`."""
-    for line in commands.matching_lines(text, _ASSOCIATION, "sacctmgr"):
+    """From the lines of :func:`associations_command`."""
+    for line in slurm_output.matching_lines(text, _ASSOCIATION, "sacctmgr"):
         account, partition, qos, default, submit, wall = line.groups()
         names = tuple(filter(None, qos.split(",")))
         yield Association(account, value_of(partition), names, value_of(default), _whole(submit), minutes_of(wall))
 
 
 def parse_qos(text: str) -> Iterator[Qos]:
-    """Every QOS, from the lines of :data:`QOS`."""
-    for line in commands.matching_lines(text, _QOS, "sacctmgr"):
-        name, wall, submit, grace, mode, preempts = line.groups()
+    for line in slurm_output.matching_lines(text, _QOS, "sacctmgr"):
+        name, wall, submit, grace, mode, preempts, jobs, tres = line.groups()
         own_mode = "" if mode.lower() in ("", "cluster") else mode.upper()
         names = tuple(filter(None, preempts.split(",")))
-        yield Qos(name, minutes_of(wall), _whole(submit), seconds_of(grace), own_mode, names)
+        stated = [("jobs", jobs), *(one.partition("=")[::2] for one in tres.split(","))]
+        most = {what: number for what, text in stated if (number := _whole(text)) is not None}
+        yield Qos(name, minutes_of(wall), _whole(submit), seconds_of(grace), own_mode, names, most)
 
 
 def default_account(text: str, user: str) -> str | None:
-    """The default account of a user, from the line of :func:`default_account_command`."""
     line = re.compile(rf"{re.escape(user)}\|([^|\s]*)")
-    return next((value_of(match[1]) for match in commands.matching_lines(text, line, "sacctmgr")), None)
+    return next((value_of(match[1]) for match in slurm_output.matching_lines(text, line, "sacctmgr")), None)
 
 
 def _whole(text: str) -> int | None:
@@ -407,7 +421,7 @@ def _whole(text: str) -> int | None:
 
 
 def value_of(text: str) -> str | None:
-    """The text; None for what Slurm writes where there is no value."""
+    """None for what Slurm writes where there is no value."""
     return None if text.strip() in NO_VALUES else text.strip()
 
 

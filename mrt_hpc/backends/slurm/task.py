@@ -1,7 +1,7 @@
 """What srun starts for each process of a task: submitit calls a :class:`TaskCall`, which runs the role.
 
-submitit pickles for an array only two strings, no part of the run itself. One pickle serves all tasks of an array; each
-takes its index from Slurm. Roles are idempotent, so no state is passed from one attempt to the next.
+For an array submitit pickles two strings, no part of the run itself. One pickle serves all tasks; each takes its index
+from Slurm. Roles are idempotent, so no state passes from one attempt to the next.
 """
 
 import logging
@@ -16,8 +16,9 @@ from submitit.core.utils import DelayedSubmission
 
 from mrt_hpc.attempt.ledger import submissions
 from mrt_hpc.attempt.placement import Placement
-from mrt_hpc.backends.slurm.commands import run_slurm, squeue_format, squeue_records
+from mrt_hpc.backends.slurm.commands import run_slurm
 from mrt_hpc.backends.slurm.environment import slurm_task
+from mrt_hpc.backends.slurm.queue import own_jobs
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.layout import RunLayout
 
@@ -34,13 +35,12 @@ class TaskCall:
     run_dir: str
     job_name: str
     role: "RoleFunction | None" = None
-    """As of :func:`mrt_hpc.attempt.entry.run_task`."""
+    """See :func:`mrt_hpc.attempt.entry.run_task`."""
 
     def __call__(self) -> None:
         """Run the role in this process.
 
         Raises:
-            UserError: called outside Slurm.
             SystemExit: the role failed in a way that it can explain; the exit code says whether running again may help.
         """
         from mrt_hpc.attempt.entry import run_task  # the roles' modules, which a submission does not load
@@ -56,16 +56,16 @@ class TaskCall:
             sys.exit(int(error.exit_code))
 
     def checkpoint(self) -> DelayedSubmission:
-        """What submitit calls: repeat the same call if a signal arrives before the task has its own handlers."""
+        """submitit calls it: repeat the same call if a signal arrives before the task has its own handlers."""
         return DelayedSubmission(self)
 
 
 ASK_EVERY_S = 30.0
-"""The seconds between two questions: many tasks may wait, and one controller serves the whole cluster."""
+"""Seconds between two questions: many tasks may wait, and one controller serves the whole cluster."""
 LISTINGS = 2
-"""The number of listings in a row that must lack a job before it counts as gone."""
+"""So many listings in a row must lack a job before it counts as gone."""
 ANSWER_WITHIN_S = 10.0
-"""The seconds that the controller has for an answer; a busy one is asked again later."""
+"""A busy controller is asked again later."""
 
 
 @dataclass
@@ -74,15 +74,15 @@ class QueueWatch:
 
     layout: RunLayout
     own_id: str
-    """The id of the asking task: a listing that lacks it proves nothing."""
+    """A listing that lacks the asking task proves nothing."""
     clock: Callable[[], float] = time.monotonic
     _last: float = field(default=float("-inf"), init=False)
     _about: tuple[str, ...] = field(default=(), init=False)
     """The jobs of the last call."""
     _lacking: int = field(default=0, init=False)
-    """The number of consecutive listings that lacked the jobs."""
+    """Consecutive listings that lacked the jobs."""
     _logged: set[str] = field(default_factory=set, init=False)
-    """The reasons for which squeue gave no answer that stand in the log already: in a container it is never there."""
+    """The logged reasons why squeue gave no answer: in a container it is never there."""
 
     def __call__(self, jobs: tuple[str, ...]) -> bool:
         """Whether none of these jobs, with all its submissions, has been in the queue for some time."""
@@ -95,19 +95,21 @@ class QueueWatch:
         return self._lacking >= LISTINGS
 
     def _are_lacking(self, jobs: tuple[str, ...]) -> bool:
-        """Return whether one listing shows the calling task and none of the jobs; False where this is unknown."""
+        """Whether one listing shows the calling task and none of the jobs; False where unknown, and for a job that is
+        too new for the listing.
+        """
         try:
             sent = submissions(self.layout)
-            listing = run_slurm(["squeue", "--me", "--all", squeue_format("%F")], ANSWER_WITHIN_S)
-            queue = {job_id for (job_id,) in squeue_records(listing, 1)}
+            queue = own_jobs(self.layout, lambda command: run_slurm(command, ANSWER_WITHIN_S))
         except (UserError, OSError, ValueError) as error:  # no squeue on this node, or a filesystem fails for a moment
             self._log_once(error.what if isinstance(error, UserError) else str(error))
             return False
-        ids = {job: {submission.job_id for submission in sent if submission.job == job} for job in jobs}
-        return self.own_id in queue and all(mine and mine.isdisjoint(queue) for mine in ids.values())
+        listed = {job_id for ids in queue.values() for job_id in ids}
+        old = {submission.job for submission in sent} - {submission.job for submission in sent if submission.is_new}
+        return self.own_id in listed and old.issuperset(jobs) and queue.keys().isdisjoint(jobs)
 
     def _log_once(self, reason: str) -> None:
-        """Write into the log, once for each reason, why squeue gave no answer."""
+        """Log, once for each reason, why squeue gave no answer."""
         if reason not in self._logged:
             self._logged.add(reason)
             log.info("whether the jobs that this task waits for are queued is not known: %s", reason)

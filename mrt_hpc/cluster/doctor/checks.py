@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mrt_hpc.cluster.doctor.situation import Situation
 
 ADMINISTRATORS = "ask the administrators of the cluster"
-"""What a check advises where the cluster itself has to be changed."""
+"""The remedy where the cluster itself has to be changed."""
 
 
 class CheckVerdict(StrEnum):
@@ -29,27 +29,23 @@ class CheckVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check about one thing."""
-
     check: str
-    """What it is about, as in ``gpu``; of a diagnosis with the name of the check before it, as in ``partition gpu``."""
+    """Its subject, as ``gpu``; in a diagnosis behind the check's name, as ``partition gpu``."""
     verdict: CheckVerdict
     evidence: str
-    """What was seen, with the command or the file that it is from."""
+    """What was seen, with its command or file."""
     remedy: str = ""
-    """What to type, or whom to ask; empty text where nothing needs to be done."""
+    """What to type, or whom to ask."""
 
 
 @dataclass(frozen=True)
 class DoctorCheck:
-    """One check."""
-
     name: str
     look: "Callable[[Situation], Iterable[CheckResult]]"
     """Gives no result where the check does not apply."""
 
     def results(self, situation: "Situation") -> list[CheckResult]:
-        """The results of this check; an error that a submission would show is a result too."""
+        """An error that a submission would show is a result too."""
         try:
             results = list(self.look(situation))
         except UserError as error:
@@ -61,25 +57,24 @@ class DoctorCheck:
 
 
 def ok(evidence: str, *, about: str = "") -> CheckResult:
-    """A result with which a run can start."""
     return CheckResult(about, CheckVerdict.OK, evidence)
 
 
 def doubtful(evidence: str, remedy: str, *, about: str = "") -> CheckResult:
-    """A result with which a run can start and may have trouble later."""
+    """A run can start and may have trouble later."""
     return CheckResult(about, CheckVerdict.DOUBTFUL, evidence, remedy)
 
 
 def fails(evidence: str, remedy: str, *, about: str = "") -> CheckResult:
-    """A result with which a run cannot start, or cannot finish."""
+    """A run cannot start, or cannot finish."""
     return CheckResult(about, CheckVerdict.FAILS, evidence, remedy)
 
 
 def not_checked(reason: str, remedy: str = "", *, about: str = "") -> CheckResult:
-    """The reason why a check was left out."""
+    """Why a check was left out."""
     return CheckResult(about, CheckVerdict.NOT_CHECKED, reason, remedy)
 
 
 def or_null(value: object) -> object:
-    """A value of the site profile as it is written there."""
+    """A value as the site profile writes it."""
     return "null" if value is None else value

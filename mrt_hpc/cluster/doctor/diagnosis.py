@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from mrt_hpc.cluster.doctor import local_checks, node_checks, slurm_checks
+from mrt_hpc.cluster.doctor import input_checks, local_checks, node_checks, place_checks, python_checks, slurm_checks
 from mrt_hpc.cluster.doctor.checks import CheckResult, CheckVerdict, DoctorCheck
 from mrt_hpc.cluster.doctor.situation import Situation
 
@@ -13,38 +13,39 @@ CHECKS = (
     DoctorCheck("QOS", slurm_checks.quality_of_service),
     DoctorCheck("partition", slurm_checks.partitions),
     DoctorCheck("GPUs", slurm_checks.gpus),
+    DoctorCheck("whole nodes", slurm_checks.whole_nodes),
     DoctorCheck("node size", slurm_checks.node_size),
     DoctorCheck("array size", slurm_checks.array_size),
     DoctorCheck("queued jobs", slurm_checks.queued_jobs),
+    DoctorCheck("jobs at once", slurm_checks.jobs_at_once),
     DoctorCheck("time limit", slurm_checks.time_limit),
     DoctorCheck("preemption", slurm_checks.preempted_jobs),
     DoctorCheck("preemption notice", slurm_checks.notice_of_profile),
     DoctorCheck("requeue", slurm_checks.requeue),
-    DoctorCheck("sbatch options", slurm_checks.options_of_sbatch),
+    DoctorCheck("sbatch", local_checks.tested_jobs),
     DoctorCheck("plan", slurm_checks.plan_fits),
-    DoctorCheck("model", local_checks.model),
-    DoctorCheck("data", local_checks.data),
-    DoctorCheck("shared inputs", local_checks.inputs_are_shared),
-    DoctorCheck("run directory", local_checks.run_directory),
-    DoctorCheck("filesystem", local_checks.operations),
-    DoctorCheck("shared filesystem", local_checks.is_shared),
-    DoctorCheck("space", local_checks.space),
-    DoctorCheck("files", local_checks.files),
-    DoctorCheck("file server's clock", local_checks.server_clock),
-    DoctorCheck("Python", local_checks.python),
+    DoctorCheck("model", input_checks.model),
+    DoctorCheck("data", input_checks.data),
+    DoctorCheck("shared inputs", input_checks.inputs_are_shared),
+    DoctorCheck("run directory", place_checks.run_directory),
+    DoctorCheck("filesystem", place_checks.operations),
+    DoctorCheck("shared filesystem", place_checks.is_shared),
+    DoctorCheck("space", place_checks.space),
+    DoctorCheck("files", place_checks.files),
+    DoctorCheck("file server's clock", place_checks.server_clock),
+    DoctorCheck("Python", python_checks.python),
     DoctorCheck("environment", local_checks.environment),
-    DoctorCheck("container", local_checks.image),
+    DoctorCheck("container", python_checks.image),
     DoctorCheck("scratch", local_checks.scratch),
     DoctorCheck("verifier", local_checks.verifiers),
     DoctorCheck("limits", local_checks.inherited_limits),
     DoctorCheck("driver", local_checks.cuda_here),
     DoctorCheck("node of", node_checks.nodes),
 )
-"""Each check is a function of a :class:`~mrt_hpc.cluster.doctor.situation.Situation`."""
+"""Functions of a :class:`~mrt_hpc.cluster.doctor.situation.Situation`."""
 
 
 def diagnose(situation: Situation) -> list[CheckResult]:
-    """The results of all checks."""
     return [result for check in CHECKS for result in check.results(situation)]
 
 

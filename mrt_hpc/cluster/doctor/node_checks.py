@@ -8,27 +8,21 @@ import msgspec
 import mrt_hpc
 from mrt_hpc.attempt.gpus import GpuView, verdict
 from mrt_hpc.cluster.doctor.checks import CheckResult, doubtful, fails, not_checked, ok
-from mrt_hpc.cluster.doctor.local_checks import (
-    CLOCK_S,
-    OTHER_PLACE,
-    limit_results,
-    models_on_node_bytes,
-    scratch_results,
-    trial_results,
-)
+from mrt_hpc.cluster.doctor.local_checks import limit_results, scratch_results, trial_results
 from mrt_hpc.cluster.doctor.node_half import LONGEST_TRIP_S, ROUNDS, SIGNALS, NodeFacts
+from mrt_hpc.cluster.doctor.place_checks import CLOCK_S, OTHER_PLACE, models_on_node_bytes
 from mrt_hpc.cluster.doctor.situation import NodeAnswer, Situation
 from mrt_hpc.cluster.filesystems import GIB, gigabytes
-from mrt_hpc.plan.jobs import JobResources, Role
+from mrt_hpc.plan.jobs import JobKind, JobResources, Role
 from mrt_hpc.recipe.sections import Resilience
 
 SLOW_TRIP_S = 10.0
-"""Seconds that a file may take there and back before waits become noticeable."""
+"""Longer trips of a file there and back make waits noticeable."""
 LEAST_SCRATCH = 10 * GIB
-"""Bytes of scratch: what vLLM and torch compile, and a copy of small files."""
+"""The room for what vLLM and torch compile, and a copy of small files."""
 LEAST_SHARED_MEMORY = GIB
 LEAST_LOCKED = GIB
-"""Bytes of locked memory; sites with a fast network have no limit."""
+"""Sites with a fast network have no limit."""
 COMPILER = (
     "setup: [module load gcc] in the site profile for a compiler; a Python with its headers for Python.h, as that of "
     "`uv python install`; or an image of `mrt-hpc container build cuda`, which has both"
@@ -39,18 +33,24 @@ ONE_GPU = JobResources(
 
 
 def nodes(situation: Situation) -> Iterator[CheckResult]:
-    """Everything that the nodes have answered; nothing where they were not asked."""
+    """Nothing where the nodes were not asked."""
     for answer in situation.answers:
         partition = answer.partition or "the default partition"
         if answer.kind == "gpu" and [other.partition for other in situation.answers].count(answer.partition) > 1:
             partition += " with GPUs"
-        for result in _answered(situation, answer):
+        for result in _answer_results(situation, answer):
             yield replace(result, check=f"{partition}: {result.check}".strip(": "))
 
 
-def _answered(situation: Situation, answer: NodeAnswer) -> Iterator[CheckResult]:
+def _answer_results(situation: Situation, answer: NodeAnswer) -> Iterator[CheckResult]:
     for change in answer.changed:
         yield doubtful(f"scontrol show job {answer.job_id}: {change.sentence}", change.advice, about=change.field)
+    if answer.setup_problem:
+        yield doubtful(
+            f"job {answer.job_id}: {answer.setup_problem}, and jobs go on after it",
+            "correct setup in the site profile, and type the same command again",
+            about="setup",
+        )
     if (facts := answer.facts) is None:
         if answer.waits:
             yield not_checked(answer.problem, "type the same command again later, or with a longer --wait")
@@ -65,6 +65,13 @@ def _answered(situation: Situation, answer: NodeAnswer) -> Iterator[CheckResult]
     yield replace(_versions(facts), check="versions")
     yield replace(_visibility(situation, facts), check="visibility of files")
     yield replace(_clock(facts), check="clock")
+    if facts.name_problem and any(job.resources.nodes > 1 for job in situation.jobs(answer.kind)):
+        yield doubtful(
+            f"on {facts.node}: {facts.name_problem}; tasks of several nodes take the interface towards another node",
+            "look whether nodes resolve each other's names (`srun -N2 getent hosts NAME`); where they do not, name the "
+            "interface, as in environment: {GLOO_SOCKET_IFNAME: ib0} of the site profile",
+            about="names of nodes",
+        )
     yield replace(_signals(facts), check="signals")
     for result in trial_results(facts.node, facts.operations, OTHER_PLACE, ""):
         yield replace(result, check=f"filesystem {result.check}".strip())
@@ -157,18 +164,13 @@ def _commands(answer: NodeAnswer) -> CheckResult:
 
 
 def _models_on_node(situation: Situation, answer: NodeAnswer) -> float:
-    """Bytes of the models that an inference task has on a node of this kind; 0 where the model's size is not known."""
+    """Bytes of an inference task's models on a node of this kind; 0 for an unknown model size."""
     samples = any(job.does(Role.INFERENCE) for job in situation.jobs(answer.kind))
     return (models_on_node_bytes(situation.recipe) or 0.0) if situation.recipe is not None and samples else 0.0
 
 
 def _scratch(facts: NodeFacts, models: float) -> CheckResult:
-    """The folder for temporary files has room.
-
-    Args:
-        facts: what the node has seen.
-        models: bytes of the models that a task puts together there.
-    """
+    """The folder for temporary files has room, also for ``models`` bytes of models that a task puts together there."""
     needed = LEAST_SCRATCH + models
     said = f"{facts.temporary} on {facts.node} has {gigabytes(facts.temporary_free_bytes)} free"
     remedy = f"set scratch in the site profile to a folder with {gigabytes(needed)} or more"
@@ -182,7 +184,7 @@ def _scratch(facts: NodeFacts, models: float) -> CheckResult:
     return ok(said)
 
 
-def _locked_memory(situation: Situation, kind: str, facts: NodeFacts) -> Iterator[CheckResult]:
+def _locked_memory(situation: Situation, kind: JobKind, facts: NodeFacts) -> Iterator[CheckResult]:
     """NCCL locks the memory that network cards read; so may GPUs of one node."""
     soft = facts.limits["memlock"][0]
     wide = [job for job in situation.jobs(kind) if job.resources.gpus > 1]
@@ -217,8 +219,9 @@ def _gpu(situation: Situation, facts: NodeFacts) -> CheckResult:
     if facts.gpu_view is None:
         return fails(facts.gpu_problem, "run `nvidia-smi` there, and report it to the administrators")
     view = msgspec.convert(facts.gpu_view, GpuView)
-    if (error := verdict(view, ONE_GPU)) is None:
-        return ok(f"{view.in_words()}; torch for CUDA {view.torch_cuda}")
+    colocated = situation.recipe is not None and situation.recipe.is_colocated
+    if (error := verdict(view, ONE_GPU, shared=colocated)) is None:
+        return ok(f"{view.describe_gpus()}; torch for CUDA {view.torch_cuda}")
     result = fails if situation.recipe is not None else doubtful
     evidence = error.evidence.partition("; in node ")[0]
     return result(f"{evidence} (on {facts.node})", error.advice or "choose another partition")

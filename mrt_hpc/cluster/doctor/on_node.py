@@ -1,5 +1,5 @@
-"""Asks compute nodes: one small job for each partition of the profile, submitted as the jobs of a run are, that runs
-:mod:`mrt_hpc.cluster.doctor.node_half`. This side answers its files, sends it signals, and waits with a deadline.
+"""Asks compute nodes: one small job for each partition, submitted as a run's jobs are, runs
+:mod:`mrt_hpc.cluster.doctor.node_half`. This side answers its files and sends it signals.
 """
 
 import os
@@ -11,24 +11,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from mrt_hpc.backends.slurm.commands import SlurmRefusedError, run_slurm, submitted_id
-from mrt_hpc.backends.slurm.parameters import (
-    as_sbatch_reads,
-    folders_read,
-    python_command,
-    require_plain_path,
-    sbatch_parameters,
-    with_models_bound,
-)
+from mrt_hpc.attempt.early_end import notes_of_scripts
+from mrt_hpc.backends.slurm.commands import SlurmRefusedError, run_slurm
+from mrt_hpc.backends.slurm.parameters import escape_for_sbatch, python_command, sbatch_parameters
+from mrt_hpc.backends.slurm.plain_paths import bind_models, folders_read, require_plain_path
 from mrt_hpc.backends.slurm.queue import cancel, queue_states
 from mrt_hpc.backends.slurm.queued_as import differences, queued_fields
-from mrt_hpc.backends.slurm.site import SlurmSite, as_word
+from mrt_hpc.backends.slurm.site import SlurmSite, option_word
+from mrt_hpc.backends.slurm.slurm_output import submitted_id
 from mrt_hpc.cluster.doctor.node_half import ANSWER, LISTENING, ORDER, PING, PONG, SIGNALS, NodeFacts, NodeOrder
 from mrt_hpc.cluster.doctor.situation import NodeAnswer, Situation
 from mrt_hpc.cluster.filesystems import existing_ancestor, trial_folder
 from mrt_hpc.domains.verifiers import verifiers_of
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.jobs import Job, JobResources, Role
+from mrt_hpc.plan.jobs import Job, JobKind, JobResources, Role
 from mrt_hpc.recipe.user_code import origin
 from mrt_hpc.run.atomic import write_json, write_text
 from mrt_hpc.run.layout import RunLayout
@@ -36,46 +32,38 @@ from mrt_hpc.run.retries import list_directory, wait_until
 from mrt_hpc.run.typed_file import UnreadableError, read_typed
 
 JOB_MINUTES = 8
-"""The time limit of the job; it takes one to three minutes."""
+"""The job takes one to three minutes."""
 MEMORY_GIB = 1.0
 LOOK_EVERY_S = 0.1
 ASK_QUEUE_EVERY_S = 3.0
 LAST_FILES_S = 15.0
-"""Seconds after the end of a job in which its answer may still appear."""
+"""A job's answer may still appear for so long after its end."""
 LOG_LINES = 6
-"""Lines of the job's log that are shown where it gave no answer."""
+"""Shown where the job gave no answer."""
 GRADING = (Role.INFERENCE, Role.EVALUATION)
 """The roles that judge answers."""
 OPTIONS = (
     "account", "qos", "partition", "time", "nodes", "ntasks_per_node", "cpus_per_task", "mem",
-    "gres", "gpus_per_node",
+    "mem_per_cpu", "gres", "gpus_per_node",
 )  # fmt: skip
-"""The parameters of a run's jobs that this job has too."""
+"""Parameters of a run's jobs that this job shares."""
 
 
 def ask_nodes(situation: Situation, wait_s: float, show: Callable[[str], None]) -> tuple[NodeAnswer, ...]:
-    """Submit the jobs and wait for their answers. Jobs that have not answered in time are cancelled.
-
-    Args:
-        situation: whose partitions, profile and run directory are used.
-        wait_s: seconds that the jobs may wait in the queue and run.
-        show: shows a sentence about what is waited for.
-
-    Raises:
-        UserError: the folder cannot be used, or Slurm does not answer.
-    """
+    """Submit the jobs and wait for their answers; cancel late ones. ``wait_s`` counts queue and run."""
     if (site := situation.slurm) is None:
         return ()
     if situation.recipe is not None:
-        site = with_models_bound(site, situation.recipe)
+        site = bind_models(site, situation.recipe)
     place = existing_ancestor(situation.root)
     if not os.access(place, os.W_OK):
         problem = f"no job was submitted: you cannot write to {place}, where it would leave its answer"
         return tuple(
-            NodeAnswer(kind, getattr(site.partitions, kind) or "", problem=problem) for kind in situation.kinds
+            NodeAnswer(kind, site.text_of("partition", kind) or "", problem=problem) for kind in situation.kinds
         )
     with trial_folder(place) as folder:
-        layout = require_plain_path(RunLayout(folder))
+        layout = require_plain_path(RunLayout(folder), site.container)
+        layout.events.mkdir()  # the job script notes there which setup line fails
         jobs = [NodeJob(kind, situation, site, layout) for kind in situation.kinds]
         try:
             for job in jobs:
@@ -87,12 +75,12 @@ def ask_nodes(situation: Situation, wait_s: float, show: Callable[[str], None]) 
 
 
 def _end(jobs: "list[NodeJob]") -> None:
-    """Cancel the jobs that have not answered, and wait until none writes into the folder any more."""
+    """Cancel the unanswered jobs, and wait until none writes into the folder any more."""
     cancel([job.id for job in jobs if job.id and not job.known.facts])
     ids = [job.id for job in jobs if job.id]
     with suppress(UserError):  # what is left of the folder then stays
         wait_until(
-            lambda: all(state.ended for state in queue_states(ids).values()),
+            lambda: all(state.has_ended for state in queue_states(ids).values()),
             reason="the end of the jobs",
             deadline_s=LAST_FILES_S,
         )
@@ -101,29 +89,27 @@ def _end(jobs: "list[NodeJob]") -> None:
 def _wait(jobs: "list[NodeJob]", wait_s: float) -> None:
     """Serve the jobs until each has answered or ended, or the time is over."""
 
-    def served() -> bool:
+    def serve_all() -> bool:
         for job in jobs:
             job.serve()
         return all(job.is_over for job in jobs)
 
     try:
-        wait_until(served, reason="the jobs on compute nodes", deadline_s=wait_s, longest_pause_s=LOOK_EVERY_S)
+        wait_until(serve_all, reason="the jobs on compute nodes", deadline_s=wait_s, longest_pause_s=LOOK_EVERY_S)
     except UserError:
         for job in jobs:
             job.give_up(wait_s)
 
 
 class NodeJob:
-    """One job, and how far the exchange with it is."""
-
-    def __init__(self, kind: str, situation: Situation, site: SlurmSite, layout: RunLayout) -> None:
-        self.site, self.folder = site, layout.root
+    def __init__(self, kind: JobKind, situation: Situation, site: SlurmSite, layout: RunLayout) -> None:
+        self.site, self.folder, self.layout = site, layout.root, layout
         self.name = f"doctor-{kind}"
         self.job = _job(self.name, situation, kind)
         self.script = script(self.job, site, layout)
         folders = () if situation.recipe is None else tuple(folders_read(situation.recipe))
         self.order = NodeOrder(folders, bool(self.job.resources.gpus), verifiers_judging(situation, kind))
-        self.known = NodeAnswer(kind, getattr(site.partitions, kind) or "")
+        self.known = NodeAnswer(kind, site.text_of("partition", kind) or "")
         self._answered, self._sent = set[str](), False
         self._submitted = self._asked = time.monotonic()
         self._ended_at: float | None = None
@@ -150,16 +136,15 @@ class NodeJob:
 
     @property
     def id(self) -> str:
-        """Its number in Slurm; empty text before it was submitted."""
+        """Slurm's id; empty before submission."""
         return self.known.job_id
 
     @property
     def is_over(self) -> bool:
-        """Whether no more can come."""
         return bool(self.known.facts or self.known.problem)
 
     def serve(self) -> None:
-        """Answer what the node has written since the last call, and look whether its job still lives."""
+        """Answer the node's new files, and look whether its job still lives."""
         if self.is_over:
             return
         names = {path.name for path in list_directory(self.folder, f"{self.name}.*")}
@@ -188,7 +173,7 @@ class NodeJob:
             self._learn(problem=f"the node may have another version of mrt-hpc: {error.line}")
 
     def _send_signals(self) -> None:
-        """Signals as Slurm sends them before a time limit and at a preemption: to the steps of the job."""
+        """Slurm sends them likewise before a time limit and at a preemption: to the steps of the job."""
         for name in SIGNALS:
             try:
                 run_slurm(["scancel", f"--signal={name}", self.id])
@@ -206,10 +191,9 @@ class NodeJob:
         """Whether the job has ended, and its state in words."""
         states = list(queue_states([self.id]).values())
         texts = ", ".join(f"{state.state} {f'({state.reason})' if state.reason else ''}".strip() for state in states)
-        return all(state.ended for state in states), texts
+        return all(state.has_ended for state in states), texts
 
     def _log(self) -> str:
-        """The end of its log."""
         log = self._file("log")
         lines = log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:] if log.exists() else []
         if not lines:
@@ -217,7 +201,6 @@ class NodeJob:
         return "its log ends: " + " / ".join(lines)
 
     def give_up(self, wait_s: float) -> None:
-        """Say why there is no answer at the end of the wait."""
         if self.is_over:
             return
         _, state = self._state()
@@ -226,23 +209,24 @@ class NodeJob:
         self._learn(waits=waits, problem=problem)
 
     def answer(self) -> NodeAnswer:
-        """What is known in the end."""
         commands = self._file("commands")
         started = commands.read_text().split() if commands.exists() else []
         queued_s = (self._seen_at or time.monotonic()) - self._submitted
-        return replace(self.known, slurm_commands=tuple(Path(path).name for path in started), queued_s=queued_s)
+        noted = notes_of_scripts(self.layout, f"{self.name}.*.script.*").values()
+        setup = next((notes.setup for notes in noted if notes.setup), "")
+        commands_there = tuple(Path(path).name for path in started)
+        return replace(self.known, slurm_commands=commands_there, queued_s=queued_s, setup_problem=setup)
 
 
-def verifiers_judging(situation: Situation, kind: str) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """The verifiers that will judge in jobs of this kind."""
+def verifiers_judging(situation: Situation, kind: JobKind) -> tuple[tuple[str, dict[str, Any]], ...]:
     if situation.recipe is None or not any(job.does(role) for job in situation.jobs(kind) for role in GRADING):
         return ()
     named = ((verifier.type, verifier.model_dump(mode="json")) for verifier in verifiers_of(situation.recipe))
     return tuple((str(origin(name) or ""), {**section, "type": name}) for name, section in named)
 
 
-def _job(name: str, situation: Situation, kind: str) -> Job:
-    """A job that asks for next to nothing, and for one GPU where the jobs of this kind have GPUs."""
+def _job(name: str, situation: Situation, kind: JobKind) -> Job:
+    """Asks for next to nothing, and for one GPU where jobs of this kind have GPUs."""
     limit = situation.site.limits.minutes
     resources = JobResources(
         nodes=1,
@@ -256,7 +240,7 @@ def _job(name: str, situation: Situation, kind: str) -> Job:
 
 
 def script(job: Job, site: SlurmSite, layout: RunLayout) -> str:
-    """The job script, with the options, setup lines and Python of a run's jobs."""
+    """The script has the options, setup lines and Python of a run's jobs."""
     parameters = sbatch_parameters(job, site, layout, waited_for=False)
     options = {name.replace("_", "-"): parameters[name] for name in OPTIONS if parameters.get(name) is not None}
     options |= {
@@ -270,9 +254,9 @@ def script(job: Job, site: SlurmSite, layout: RunLayout) -> str:
     half = f"{python_command(job, site, layout)} -m mrt_hpc.cluster.doctor.node_half {folder} {job.name}"
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {as_word(name, value is True or shlex.quote(str(value)))}" for name, value in options.items()),
+        *(f"#SBATCH {option_word(name, value is True or shlex.quote(str(value)))}" for name, value in options.items()),
         *parameters["setup"],
         f"command -v scontrol squeue > {folder}/{job.name}.commands",
         f"{srun} {half}",
     ]
-    return as_sbatch_reads("".join(f"{line}\n" for line in lines))
+    return escape_for_sbatch("".join(f"{line}\n" for line in lines))

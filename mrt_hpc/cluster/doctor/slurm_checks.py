@@ -1,40 +1,40 @@
 """Checks of the cluster and of the site profile, by what Slurm's commands say."""
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import wraps
 from math import inf
 
 from mrt_hpc.backends.slurm import survey
-from mrt_hpc.backends.slurm.cluster_limits import beyond
-from mrt_hpc.backends.slurm.site import GpuRequest, Requeue, SlurmSite, unknown_options
+from mrt_hpc.backends.slurm.cluster_limits import limit_excesses
+from mrt_hpc.backends.slurm.parameters import mebibytes
+from mrt_hpc.backends.slurm.site import GpuRequest, MemoryRequest, Requeue, SlurmSite
 from mrt_hpc.cluster.doctor.checks import ADMINISTRATORS, CheckResult, doubtful, fails, not_checked, ok, or_null
 from mrt_hpc.cluster.doctor.situation import Situation
-from mrt_hpc.cluster.job_rules import Preemption, refusals, submit_limits, time_limits
+from mrt_hpc.cluster.job_rules import Preemption, levels_of, refusals, submit_limits, time_limits
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.hours import late_checkpoint, throughput
-from mrt_hpc.plan.jobs import Job
+from mrt_hpc.plan.jobs import Job, JobKind, Role, few_names
 
 OLDEST_VERSION = (20, 11)
-"""The oldest version of Slurm that the package supports."""
 
 
-def on_cluster(
+def require_survey(
     look: Callable[[Situation, SlurmSite, survey.Survey], Iterator[CheckResult]],
 ) -> Callable[[Situation], Iterator[CheckResult]]:
-    """A check that applies to the profile of a Slurm cluster that was surveyed, and gives no result elsewhere."""
+    """A check of a surveyed Slurm cluster's profile; gives no result elsewhere."""
 
     @wraps(look)
-    def looked(situation: Situation) -> Iterator[CheckResult]:
+    def look_if_surveyed(situation: Situation) -> Iterator[CheckResult]:
         if situation.slurm is not None and situation.cluster is not None:
             yield from look(situation, situation.slurm, situation.cluster)
 
-    return looked
+    return look_if_surveyed
 
 
-@on_cluster
+@require_survey
 def slurm_commands(_: Situation, __: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
     """Slurm's commands are here, they answer, and Slurm is new enough."""
     oldest = ".".join(map(str, OLDEST_VERSION))
@@ -51,16 +51,9 @@ def slurm_commands(_: Situation, __: SlurmSite, cluster: survey.Survey) -> Itera
         yield fails(why, "look at `scontrol ping`; the controller has to answer before jobs can be submitted")
 
 
-def options_of_sbatch(situation: Situation) -> Iterator[CheckResult]:
-    """sbatch knows the further options of the profile."""
-    if situation.slurm is not None and situation.slurm.sbatch:
-        for sentence in unknown_options(situation.slurm):
-            yield doubtful(sentence, "correct `sbatch` in the site profile")
-
-
-@on_cluster
+@require_survey
 def partitions(situation: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
-    """The partitions of the profile exist, are up, and admit this user."""
+    """The profile's partitions exist, are up, and admit this user."""
     if cluster.partitions is None:
         yield not_checked(cluster.why_not(survey.PARTITIONS) or "scontrol show partition gave no answer")
         return
@@ -69,7 +62,7 @@ def partitions(situation: Situation, site: SlurmSite, cluster: survey.Survey) ->
             yield replace(_partition(site, cluster, kind, name), check=f"of {kind} jobs")
 
 
-def _partition(site: SlurmSite, cluster: survey.Survey, kind: str, name: str | None) -> CheckResult:
+def _partition(site: SlurmSite, cluster: survey.Survey, kind: JobKind, name: str | None) -> CheckResult:
     partition = cluster.partition(name)
     there = ", ".join(cluster.partitions or {})
     field = f"partitions.{kind} in the site profile"
@@ -80,9 +73,10 @@ def _partition(site: SlurmSite, cluster: survey.Survey, kind: str, name: str | N
         hint = f" (the nearest is {guess})" if guess else ""
         return fails(f"scontrol show partition: there is no partition {name}{hint}", f"set {field} to one of {there}")
     said = f"scontrol show partition {partition.name}"
-    accounts = [site.account] if site.account else [a for a in [cluster.default_account] if a]
-    level = cluster.qos_of(site.account, site.qos)
-    qos = site.qos or (level.name if level else None)
+    named, asked = site.text_of("account", kind), site.text_of("qos", kind)
+    accounts = [account for account in [named or cluster.default_account] if account]
+    level = cluster.qos_of(named, asked)
+    qos = asked or (level.name if level else None)
     if refused := refusals(partition, cluster.user, accounts, qos):
         return fails(
             f"{said}: {'; '.join(refused)}",
@@ -97,17 +91,28 @@ def _partition(site: SlurmSite, cluster: survey.Survey, kind: str, name: str | N
     return ok(f"{said}: State=UP, and it admits you")
 
 
-@on_cluster
-def account(_: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
-    """The account of the profile is one of the user's."""
+def _different(site: SlurmSite, kinds: Sequence[JobKind], *options: str) -> dict[tuple[str | None, ...], str]:
+    """Different values for kinds of jobs, and which jobs have them: empty text where they are all."""
+    kinds_of: dict[tuple[str | None, ...], list[str]] = {}
+    for kind in kinds:
+        kinds_of.setdefault(tuple(site.text_of(option, kind) for option in options), []).append(kind)
+    return {values: "" if len(kinds_of) == 1 else f"of {kinds[0]} jobs" for values, kinds in kinds_of.items()}
+
+
+@require_survey
+def account(situation: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
+    """The accounts of the profile are the user's."""
+    for (named,), about in _different(site, situation.kinds, "account").items():
+        yield from (replace(result, check=about) for result in _account(named, cluster))
+
+
+def _account(named: str | None, cluster: survey.Survey) -> Iterator[CheckResult]:
     command = survey.associations_command(cluster.user.name, cluster.cluster_name)
     said = shlex.join(command[:1] + command[3:6])
     if cluster.associations is None:
         reason = cluster.why_not(command) or f"{said} gave no answer"
         if cluster.settings is not None and not cluster.settings.has_accounting:
-            yield ok(
-                f"{reason}: jobs need no account{f', and {site.account} is not looked at' if site.account else ''}"
-            )
+            yield ok(f"{reason}: jobs need no account{f', and {named} is not looked at' if named else ''}")
         else:
             yield not_checked(reason)
         return
@@ -116,40 +121,40 @@ def account(_: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[C
     if not names:
         result = fails if enforced else doubtful
         yield result(f"{said}: user {cluster.user.name} has no account", f"{ADMINISTRATORS} for an account")
-    elif site.account is None and cluster.default_account is None:
+    elif named is None and cluster.default_account is None:
         yield doubtful(f"{said}: {', '.join(names)}, and no default", f"set account: {names[0]} in the site profile")
-    elif site.account is not None and site.account not in names:
+    elif named is not None and named not in names:
         yield fails(
-            f"{said}: {', '.join(names)}; site profile: account: {site.account}",
+            f"{said}: {', '.join(names)}; site profile: account: {named}",
             f"set account to one of {', '.join(names)} in the site profile, or {ADMINISTRATORS} for access",
         )
     else:
-        yield ok(f"{said}: {site.account or cluster.default_account} is yours")
+        yield ok(f"{said}: {named or cluster.default_account} is yours")
 
 
-@on_cluster
-def quality_of_service(_: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
-    """The QOS of the profile exists, and the account has it."""
-    if site.qos is None:
-        return
+@require_survey
+def quality_of_service(situation: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
+    """Each QOS of the profile exists, and the account has it."""
+    for (named, asked), about in _different(site, situation.kinds, "account", "qos").items():
+        if asked is not None:
+            yield replace(_qos(named, asked, cluster), check=about)
+
+
+def _qos(named: str | None, asked: str, cluster: survey.Survey) -> CheckResult:
     if cluster.qos is None or cluster.associations is None:
-        yield not_checked(cluster.why_not(survey.QOS) or "sacctmgr show qos gave no answer")
-        return
-    theirs = sorted({name for association in cluster.associations_of(site.account) for name in association.qos})
+        return not_checked(cluster.why_not(survey.QOS) or "sacctmgr show qos gave no answer")
+    theirs = sorted({name for association in cluster.associations_of(named) for name in association.qos})
     choice = f"set qos to one of {', '.join(theirs) or 'those of your account'}, or to null, in the site profile"
-    if site.qos not in cluster.qos:
-        yield fails(f"sacctmgr show qos: there is no QOS {site.qos}", choice)
-    elif site.qos not in theirs:
-        yield fails(
-            f"sacctmgr show associations: your account has {', '.join(theirs) or 'none'}, not {site.qos}", choice
-        )
-    else:
-        yield ok(f"sacctmgr show associations: your account has QOS {site.qos}")
+    if asked not in cluster.qos:
+        return fails(f"sacctmgr show qos: there is no QOS {asked}", choice)
+    if asked not in theirs:
+        return fails(f"sacctmgr show associations: your account has {', '.join(theirs) or 'none'}, not {asked}", choice)
+    return ok(f"sacctmgr show associations: your account has QOS {asked}")
 
 
-@on_cluster
+@require_survey
 def gpus(situation: Situation, site: SlurmSite, _: survey.Survey) -> Iterator[CheckResult]:
-    """The partition of GPU jobs has GPUs of the type that the profile asks for."""
+    """The partition of GPU jobs has the profile's GPU type."""
     if "gpu" not in situation.kinds or site.gpu_request is GpuRequest.NONE:
         return
     for partition in situation.partitions("gpu"):
@@ -177,15 +182,26 @@ def gpus(situation: Situation, site: SlurmSite, _: survey.Survey) -> Iterator[Ch
             yield ok(f"{said}; site profile: gpu_type: {or_null(site.gpu_type)}", about=about)
 
 
+@require_survey
+def whole_nodes(situation: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
+    """``node_gpus`` is the number of GPUs that a job on a node is charged for."""
+    for partition in situation.partitions("gpu") if "gpu" in situation.kinds else []:
+        asked = "the site profile asks for whole nodes" if site.gets_whole_nodes else ""
+        whole, counts = cluster.why_whole_nodes(partition) or asked, partition.gpu_counts
+        seen = f"sinfo: nodes with {' or '.join(map(str, counts))} GPUs; site profile: node_gpus: {site.node_gpus}"
+        if counts and whole and site.node_gpus not in counts:
+            remedy = f"set node_gpus: {counts[0]} in the site profile, so that plan counts what is charged"
+            yield doubtful(f"{whole}; {seen}", remedy)
+        elif counts and not whole and site.node_gpus is not None:
+            remedy = "set node_gpus: null in the site profile: jobs are charged for the GPUs that they ask for"
+            yield doubtful(f"scontrol show partition {partition.name}: jobs share nodes; {seen}", remedy)
+
+
 # -- limit checks ------------------------------------------------------------------------------------------------------
 # Checks of the plan and of the site profile against the limits of the cluster.
 
 
-MIB_PER_GIB = 1024
-
-
 def plan_fits(situation: Situation) -> Iterator[CheckResult]:
-    """The plan of the recipe fits the limits of the profile and of the cluster."""
     if situation.recipe is None:
         return
     try:
@@ -196,7 +212,7 @@ def plan_fits(situation: Situation) -> Iterator[CheckResult]:
     site, cluster = situation.slurm, situation.cluster
     refused = []
     if site is not None and cluster is not None:
-        refused = beyond(plan, site, cluster.settings or survey.ClusterSettings(), cluster.partitions or {})
+        refused = limit_excesses(plan, site, cluster.settings or survey.ClusterSettings(), cluster.partitions or {})
     for sentence in refused:
         said, _, change = sentence.partition(": set ")
         yield fails(said, f"set {change}, in the site profile or the recipe; `mrt-hpc plan` then says what fits")
@@ -204,13 +220,13 @@ def plan_fits(situation: Situation) -> Iterator[CheckResult]:
         yield ok(f"mrt-hpc plan: {len(plan.jobs)} jobs with {plan.tasks} array tasks are within the limits")
 
 
-@on_cluster
+@require_survey
 def array_size(_: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
-    """``max_array_size`` of the profile is not above MaxArraySize."""
+    """``max_array_size`` is not above MaxArraySize."""
     size, stated = None if cluster.settings is None else cluster.settings.max_array_size, site.max_array_size
     if size is None:
         return
-    said = f"scontrol show config: MaxArraySize = {size}; site profile: max_array_size: {stated}"
+    said = f"scontrol show config: MaxArraySize or max_array_tasks = {size}; site profile: max_array_size: {stated}"
     if size < 1:
         yield fails(f"{said}; this cluster takes no arrays", ADMINISTRATORS)
     elif stated > size:
@@ -219,11 +235,12 @@ def array_size(_: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterato
         yield ok(said)
 
 
-@on_cluster
+@require_survey
 def queued_jobs(situation: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
-    """``max_submit_jobs`` of the profile is not above the limits of association, QOS and cluster."""
+    """``max_submit_jobs`` is not above the limits of association, QOS and cluster."""
     chosen = [partition for kind in situation.kinds for partition in situation.partitions(kind)]
-    limits = submit_limits(cluster, chosen, site.account, site.qos)
+    levels = _different(site, situation.kinds, "account", "qos")
+    limits = [limit for named, asked in levels for limit in submit_limits(cluster, chosen, named, asked)]
     if not limits:
         return
     most, source = min(limits)
@@ -241,12 +258,12 @@ def queued_jobs(situation: Situation, site: SlurmSite, cluster: survey.Survey) -
         yield ok(said)
 
 
-@on_cluster
+@require_survey
 def time_limit(situation: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
-    """The time limits of the jobs are within those of QOS and association; `plan_fits` looks at partitions."""
+    """The jobs' time limits are within those of QOS and association; `plan_fits` looks at partitions."""
     for kind in situation.kinds:
         longest = sorted(situation.partitions(kind), key=lambda partition: -(partition.max_minutes or inf))[:1]
-        limits = time_limits(cluster, longest, site.account, site.qos)
+        limits = time_limits(cluster, longest, site.text_of("account", kind), site.text_of("qos", kind))
         if not limits:
             continue
         most, source = min(limits)
@@ -262,7 +279,52 @@ def time_limit(situation: Situation, site: SlurmSite, cluster: survey.Survey) ->
             yield ok(f"{said}; at most {asked} asked for", about=f"of {kind} jobs")
 
 
-@on_cluster
+@require_survey
+def jobs_at_once(situation: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
+    """A user may run at once the jobs that need each other (MaxJobsPU and MaxTRESPU of each QOS)."""
+    together = _sampling_and_training(situation)
+    for kind in situation.kinds:
+        own, partitions = situation.jobs(kind), situation.partitions(kind)
+        levels = levels_of(cluster, partitions, site.text_of("account", kind), site.text_of("qos", kind))
+        limits = [(level.name, what, most) for level in levels for what, most in level.most.items()]
+        for name, what, most in limits:
+            said = f"sacctmgr show qos: the running jobs of a user have {what}={most} together in QOS {name}"
+            if too_large := [job for job in own if _amount(job, what) > most]:
+                remedy = f"lower resources.{too_large[0].role.section}, or choose another qos or partition"
+                yield fails(f"{said}; {too_large[0].name} asks for {_amount(too_large[0], what)}", remedy)
+            elif own and sum(_amount(job, what) for job in together) > most:
+                yield doubtful(
+                    f"{said}; {few_names([job.name for job in together])} need each other, and would take turns, each "
+                    "holding its nodes for resilience.wait_limit_minutes without work",
+                    f"{_one_job_options(situation)}: one job samples and trains",
+                )
+
+
+def _sampling_and_training(situation: Situation) -> list[Job]:
+    """One task of each job of a segment that runs beside the other; empty where they are one job or take turns."""
+    jobs = [job for job in situation.plan.jobs if job.segment == 0] if situation.plan else []
+    together = [job for job in jobs if job.role in (Role.INFERENCE, Role.TRAINER)]
+    names = {job.name for job in together}
+    waits = any(wait.job in names for job in together for wait in job.after)
+    return together if {job.role for job in together} == {Role.INFERENCE, Role.TRAINER} and not waits else []
+
+
+def _one_job_options(situation: Situation) -> str:
+    """The options with which one task samples and trains on the trainer's GPUs."""
+    assert situation.recipe is not None, "these jobs are of its plan"
+    resources = situation.recipe.resources
+    wanted = {"tasks": 1, "gpus": resources.trainer.ranks * resources.trainer.gpus}
+    changes = {name: value for name, value in wanted.items() if getattr(resources.inference, name) != value}
+    more = [f"--set resources.inference.{name}={value}" for name, value in changes.items()]
+    return " ".join(["--set schedule.coupling=colocated", *more])
+
+
+def _amount(job: Job, what: str) -> int:
+    resources = job.resources
+    return {"jobs": 1, "gres/gpu": resources.gpus, "cpu": resources.cpus, "node": resources.nodes}.get(what, 0)
+
+
+@require_survey
 def node_size(situation: Situation, site: SlurmSite, _: survey.Survey) -> Iterator[CheckResult]:
     """Some node of the partition is as large as each job asks for."""
     for kind in situation.kinds:
@@ -273,7 +335,7 @@ def node_size(situation: Situation, site: SlurmSite, _: survey.Survey) -> Iterat
         names = ",".join(partition.name for partition in situation.partitions(kind))
         for job in list({job.role: job for job in too_large}.values()):
             yield fails(
-                f"sinfo: no node of {names} has {_asked(job, site)}, which job {job.name} asks for on each node",
+                f"sinfo: no node of {names} has {_request_text(job, site)}, which job {job.name} asks for on each node",
                 f"lower resources.{job.role.section} of the recipe (gpus, cpus, memory_gib, or fewer ranks a node), or "
                 f"choose another partition as partitions.{kind}",
                 about=f"for {job.role}",
@@ -287,18 +349,17 @@ def _holds(node: survey.NodeKind, job: Job, site: SlurmSite) -> bool:
     own = {site.gpu_type} if site.gpu_type else set(node.gpus)
     available = sum(count for kind, count in node.gpus.items() if kind in own)
     return (
-        (site.gpu_request is GpuRequest.NONE or available >= wanted.gpus_per_rank * wanted.ranks_per_node)
-        and node.cpus >= wanted.cpus_per_rank * wanted.ranks_per_node
-        and (not site.memory_request or node.memory_mib >= wanted.memory_gib_per_node * MIB_PER_GIB)
+        (site.gpu_request is GpuRequest.NONE or available >= wanted.gpus_per_node)
+        and node.cpus >= wanted.cpus_per_node
+        and (site.memory_request is MemoryRequest.NONE or node.memory_mib >= mebibytes(wanted))
     )
 
 
-def _asked(job: Job, site: SlurmSite) -> str:
+def _request_text(job: Job, site: SlurmSite) -> str:
     wanted = job.resources
-    gpus = wanted.gpus_per_rank * wanted.ranks_per_node
     kind = f" of type {site.gpu_type}" if site.gpu_type else ""
     return (
-        f"{f'{gpus} GPU(s){kind}, ' if gpus else ''}{wanted.cpus_per_rank * wanted.ranks_per_node} cores and "
+        f"{f'{wanted.gpus_per_node} GPU(s){kind}, ' if wanted.gpus else ''}{wanted.cpus_per_node} cores and "
         f"{wanted.memory_gib_per_node:g} GiB"
     )
 
@@ -307,18 +368,18 @@ def _asked(job: Job, site: SlurmSite) -> str:
 # Checks of what a preemption, the loss of a node and the end of a job do to a run.
 
 
-@on_cluster
+@require_survey
 def preempted_jobs(situation: Situation, _: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
     """What a preemption does to the run."""
-    seen = {partition.name: partition for kind in situation.kinds for partition in situation.partitions(kind)}
-    for partition in seen.values():
-        if (what := situation.preemption(partition)) is not None:
-            yield replace(_preempted(situation, what), check=f"in partition {partition.name}")
+    seen = {partition.name: (kind, partition) for kind in situation.kinds for partition in situation.partitions(kind)}
+    for kind, partition in seen.values():
+        if (what := situation.preemption(kind, partition)) is not None:
+            yield replace(_preemption_result(situation, what), check=f"in partition {partition.name}")
     if seen and cluster.settings is None:
         yield not_checked(cluster.why_not(survey.CONFIG) or "scontrol show config gave no answer")
 
 
-def _preempted(situation: Situation, what: Preemption) -> CheckResult:
+def _preemption_result(situation: Situation, what: Preemption) -> CheckResult:
     said = f"{what.source} (scontrol show config and partition)"
     if what.mode == "OFF":
         return ok(f"{said}: jobs are not preempted")
@@ -333,13 +394,13 @@ def _preempted(situation: Situation, what: Preemption) -> CheckResult:
             f"{said}: a preempted task is suspended; its leases expire and other tasks take over its work",
             "choose a partition or QOS whose PreemptMode is REQUEUE or OFF",
         )
-    notice = f"{said}: a preempted task gets SIGTERM, has {what.notice_s} s, and is queued again{_before(situation)}"
+    notice = f"{said}: a preempted task gets SIGTERM, has {what.notice_s} s, and is queued again{_exemption(situation)}"
     if (late := _late(situation, what)) is not None:
         return doubtful(f"{notice}; {late}", "--set training.checkpoint_every=1")
     return ok(notice)
 
 
-def _before(situation: Situation) -> str:
+def _exemption(situation: Situation) -> str:
     settings = situation.cluster.settings if situation.cluster else None
     if settings is None:
         return ""
@@ -357,14 +418,14 @@ def _late(situation: Situation, what: Preemption) -> str | None:
     return None if rates is None else late_checkpoint(situation.recipe, site, rates)
 
 
-@on_cluster
+@require_survey
 def notice_of_profile(situation: Situation, site: SlurmSite, _: survey.Survey) -> Iterator[CheckResult]:
-    """``preemption_notice_s`` of the profile is what the cluster gives."""
+    """``preemption_notice_s`` is what the cluster gives."""
     seen = [
         what
         for kind in situation.kinds
         for partition in situation.partitions(kind)
-        if (what := situation.preemption(partition))
+        if (what := situation.preemption(kind, partition))
     ]
     given = min((what.notice_s for what in seen if what.mode != "OFF"), default=None)
     if given is None or site.preemption_notice_s == given:
@@ -374,7 +435,7 @@ def notice_of_profile(situation: Situation, site: SlurmSite, _: survey.Survey) -
     yield doubtful(said, f"set preemption_notice_s: {given} in the site profile")
 
 
-@on_cluster
+@require_survey
 def requeue(_: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
     """Slurm queues a task again after a preemption or the loss of a node."""
     if (settings := cluster.settings) is None or settings.requeues is None:
@@ -389,9 +450,9 @@ def requeue(_: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[C
         yield ok(f"{said}: jobs are queued again only if they ask for it, and every job of a run asks (--requeue)")
 
 
-@on_cluster
+@require_survey
 def accounting(_: Situation, __: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
-    """Whether a database remembers ended jobs."""
+    """A database remembers ended jobs."""
     if (settings := cluster.settings) is None:
         return
     said = f"scontrol show config: AccountingStorageType = {settings.accounting}"

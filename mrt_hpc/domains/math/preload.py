@@ -1,7 +1,5 @@
-"""Imported by the fork server alone: has math-verify build its tables once, for every worker forked afterwards.
-
-The parser builds its tables from the texts that it reads, and takes three times as long for the first hundred of them;
-sympy imports most of its modules when they are first needed. The answers below have the forms that benchmarks have.
+"""Imported by the fork server alone: math-verify builds its tables once, for every worker forked afterwards. The parser
+takes three times as long for the first hundred texts. The answers below have the forms of benchmarks.
 """
 
 import logging

@@ -1,11 +1,9 @@
 r"""Answers that are words, or end with words: names, days, letters of choices, things that are counted. math-verify
-reads words as products of symbols, and takes a list of letters in ``\text{}`` for something else than the same list
-without it.
+reads words as products of symbols, and a list of letters in ``\text{}`` as something else than the list.
 
 A word has four letters or more, at most the first of them a capital and at least one a vowel, and they are no
-neighbours in the alphabet: ``apples`` is one, and ``ab``, ``xyz``, ``mgh``, ``abcd`` and ``ABCD`` are products or
-names. In brackets behind a number three letters are enough, or a unit: ``9 (men)``, ``9 (cm)``. Every function takes
-linear time.
+neighbours in the alphabet: ``apples`` is one; ``xyz``, ``mgh``, ``abcd`` and ``ABCD`` are products or names. In
+brackets behind a number three letters are enough, or a unit: ``9 (men)``, ``9 (cm)``. Every function takes linear time.
 """
 
 import re
@@ -27,39 +25,39 @@ _SHORT_UNITS = frozenset(
     ["cm", "mm", "km", "kg", "mg", "lb", "lbs", "ft", "yd", "hr", "hrs", "oz", "mi", "min", "sec", "mph", "kmh", "hz"]
 )
 _OF_WORDS = " .'-"
-_MATHEMATICS = frozenset({
+MATHEMATICS = frozenset({
     "arccos", "arccot", "arcsin", "arctan", "cosec", "cosh", "coth", "sinh", "tanh", "sqrt", "frac",
     "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "lg", "exp", "max", "min", "gcd", "lcm", "mod",
     "pi", "inf", "infinity", "infty",
     "theta", "alpha", "beta", "gamma", "delta", "lambda", "sigma", "omega", "percent", "percentage",
 })  # fmt: skip
-"""Names of functions and signs as text without a backslash, which are no words."""
+"""Functions and signs without a backslash, which are no words."""
 STATEMENTS = frozenset(
     {"is", "are", "was", "be", "isn't", "not", "no", "wrong", "false", "incorrect", "true"}
     | {"or", "either", "and", "but", "if", "to", "than", "maybe", "perhaps"}
 )
-"""Words that make a statement about a number in place of saying what is counted or measured."""
+"""Words that make a statement about a number in place of naming the thing counted."""
 
 
 def is_word(run: str) -> bool:
-    """Whether a run of letters is a word, and no product of variables and no function."""
+    """No product of variables and no function."""
     lower = run.lower()
     return (
         _WORD.fullmatch(run) is not None
         and not _VOWELS.isdisjoint(lower)
         and "".join(sorted(lower)) not in _ALPHABET
-        and lower not in _MATHEMATICS
+        and lower not in MATHEMATICS
     )
 
 
 def has_words(text: str) -> bool:
-    """Whether words stand in ``text`` outside of its commands, which math-verify reads as products of letters."""
+    """Outside of commands; math-verify reads them as products of letters."""
     return any(is_word(run[0]) for run in _RUN.finditer(_SKIPPED.sub("", text)))
 
 
 def words_as_text(text: str) -> str:
-    r"""``text`` with the words at its end in ``\text{}``, where nothing or a number stands before them; brackets around
-    words behind a number are left out.
+    r"""The words at the end in ``\text{}``, where nothing or a number stands before them, without brackets around
+    them.
     """
     head = text.rstrip()
     bracketed = head.endswith(")")
@@ -76,27 +74,25 @@ def words_as_text(text: str) -> str:
 
 
 def _may_precede(head: str, bracketed: bool) -> bool:
-    """Whether what stands before words is nothing or ends a number."""
+    """Nothing, or the end of a number."""
     return head.endswith((*"0123456789%", "}", "\\,", "\\ ")) or (not head and not bracketed)
 
 
 def _are_words(runs: list[str], bracketed: bool) -> bool:
     plain = [run.lower().strip(".'") for run in runs]
-    if not STATEMENTS.isdisjoint(plain) or not _MATHEMATICS.isdisjoint(plain):
+    if not STATEMENTS.isdisjoint(plain) or not MATHEMATICS.isdisjoint(plain):
         return False
     return any(is_word(run.strip(".'")) or (bracketed and _counts_in_brackets(run.lower())) for run in runs)
 
 
 def _counts_in_brackets(run: str) -> bool:
-    """Whether a run of small letters in brackets behind a number is a unit or a short word, and no product."""
+    """Small letters behind a number: a unit or a short word, and no product."""
     neighbours = "".join(sorted(run)) in _ALPHABET
     return run in _SHORT_UNITS or (len(run) > 2 and not neighbours and not _VOWELS.isdisjoint(run))
 
 
 def same_words(answer: str, gold: str) -> bool:
-    """Whether a gold answer in a text command and an answer are the same words; case, blank space and a leading article
-    do not count.
-    """
+    """Case, blank space and a leading article do not count; the gold answer is in a text command."""
     expected = _TEXT.fullmatch(gold)
     given = expected and _WORDS.fullmatch(_TEXT.sub(r"\1", answer))
     return expected is not None and given is not None and _plain(given[0]) == _plain(expected[1])

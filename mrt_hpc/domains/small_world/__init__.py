@@ -1,8 +1,8 @@
-"""The embedded small world: a task, a tokenizer and a model of half a million parameters, for runs without a network.
+"""The embedded small world: a task, a tokenizer and a model of half a million parameters, so that the whole method runs
+on a laptop and in tests with real parts.
 
-It exists so that the whole method runs on a laptop and in tests with real parts. :mod:`equations` (no torch) owns the
-problems and how traces look. The starting model comes with the package: it calculates well and thinks badly, so that it
-has something to learn. ``tests/support/warm_start.py`` of the repository has made it, and makes it again.
+The starting model calculates well and thinks badly, so that it has something to learn; ``tests/support/warm_start.py``
+of the repository makes it.
 """
 
 from pathlib import Path

@@ -12,13 +12,9 @@ A trace is a line of checks, each a paragraph of its own, and an answer::
 
     \boxed{7}
 
-The arithmetic is easy and is learned well by supervised training. What is left to reinforcement learning is how to
-think: to go on while the last check failed (the supervised traces often give up, and answer with a guess that they know
-to be wrong), to stop when it succeeded, and to guess between the bounds that the failed checks have set (the supervised
-traces often forget them). The value of a prefix therefore rises as the bounds close in, and jumps to one at the right
-guess.
-
-This module owns the problems, the supervised examples and the inspection of traces. It knows nothing of tokens.
+Supervised training teaches the arithmetic. Reinforcement learning teaches to go on while the last check failed (the
+supervised traces often give up), to stop when it succeeded, and to guess between the bounds of the failed checks (they
+often forget them). So the value of a prefix rises as the bounds close in, and jumps to one at the right guess.
 """
 
 import random
@@ -30,9 +26,9 @@ from typing import Self
 
 import numpy as np
 
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.mrt.sft import ASSISTANT, USER, Conversation, Message, Suffix
-from mrt_hpc.recipe.sections import Problems, SmallWorldProblems
+from mrt_hpc.recipe.sections import SmallWorldProblems
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.seeds import derive_seed
 
@@ -40,13 +36,14 @@ FACTORS = range(2, 10)
 UNKNOWNS = range(1, 13)
 OFFSETS = range(1, 17)
 TARGETS = range(10, 100)
-"""Rarer targets are left out: a model that never saw one in training does not copy it reliably."""
+"""Rarer targets are left out: a model does not copy one reliably that it never saw in training."""
 
 THINK, END_THINK = "<think>", "</think>"
 PARAGRAPH_END = "\n\n"
 ANSWER_START = END_THINK + PARAGRAPH_END + r"\boxed{"
 FORCED_TEXT = "Time is up." + PARAGRAPH_END + ANSWER_START
-"""The prover's text that closes a thought at once; it ends inside the box, so that an answer is a number and a brace.
+"""The prover's text that closes a thought at once; it ends inside the box, so that an answer is a number and a
+brace.
 """
 MARKER = "Wait"
 OPENINGS = ("First", MARKER)
@@ -81,11 +78,6 @@ class Equation:
 
     @classmethod
     def parse(cls, statement: str) -> Self:
-        """Read the equation in a problem's text.
-
-        Raises:
-            UserError: there is none.
-        """
         match = _STATEMENT.search(statement)
         if match is None:
             raise UserError("not a problem of the small world", value=statement, expected="a*x+c=b, e.g. 3*x+14=35")
@@ -93,16 +85,14 @@ class Equation:
 
     @property
     def statement(self) -> str:
-        """The problem as the model reads it."""
         return f"Solve {self.factor}*x+{self.offset}={self.target}"
 
     @property
     def solution(self) -> int:
-        """The unknown."""
         return (self.target - self.offset) // self.factor
 
     def verdict(self, guess: int) -> str:
-        """The result of a check of ``guess``: low, high or yes."""
+        """Low, high or yes."""
         reached = self.factor * guess + self.offset
         return "yes" if reached == self.target else "low" if reached < self.target else "high"
 
@@ -116,18 +106,14 @@ class Equation:
 
 
 def problems(split: Split, count: int | None = None, seed: int = 0) -> list[Problem]:
-    """The first ``count`` problems of a split, in an order drawn from ``seed``.
-
-    Raises:
-        UserError: there are fewer than ``count``.
-    """
+    """In an order drawn from ``seed``."""
     equations = _split_equations(split)
     if count is not None and count > len(equations):
         raise UserError(
             f"the small world has fewer {split} problems",
             value=count,
             expected=f"at most {len(equations)}",
-            advice=f"lower problems to {len(equations)}, or leave it out",
+            advice=Advice("lower problems to {count}, or leave it out", count=len(equations)),
         )
     random.Random(derive_seed(seed, "world", split)).shuffle(equations)
     return [
@@ -152,20 +138,19 @@ class Habits:
     hasty: float = 0.5
     """When giving up: answer with the guess that has just failed, not with one that is still possible."""
     forget: float = 0.3
-    """Guess anything, as if no check had been made, not between the bounds."""
+    """Guess anything, as if no check had been made."""
     overthink: float = 0.1
     """Go on after a check that succeeded."""
     forced: float = 0.4
-    """Share of examples that the prover's forced text closes early; they teach to answer at once."""
+    """Share of examples closed early by the prover's forced text; they teach to answer at once."""
     forced_inside: float = 0.1
-    """The share of these that is cut in the middle of a check, where a token limit may cut."""
+    """Share of these cut in the middle of a check, where a token limit may cut."""
     most_checks: int = 10
-    """The number of checks at which the trace gives up for certain."""
+    """At so many checks the trace gives up for certain."""
     answer_forms: int = 1
     """The number of ways in which an answer is written, each as often as the others: 7, 8-1, 9-2, ..."""
 
-    def written(self, answer: int, rng: random.Random) -> str:
-        """An answer in one of its forms."""
+    def write_answer(self, answer: int, rng: random.Random) -> str:
         more = rng.randrange(self.answer_forms) if self.answer_forms > 1 else 0
         return f"{answer + more}-{more}" if more else str(answer)
 
@@ -181,13 +166,12 @@ class Span:
 
 @dataclass
 class Knowledge:
-    """What the checks so far imply about the unknown."""
+    """The bounds of the unknown after the checks so far."""
 
     least: int = UNKNOWNS[0]
     most: int = UNKNOWNS[-1]
 
     def learn(self, guess: int, verdict: str) -> None:
-        """Take in a check."""
         if verdict != "high":
             self.least = max(self.least, guess + (verdict == "low"))
         if verdict != "low":
@@ -199,12 +183,12 @@ class Knowledge:
 
 
 def example(equation: Equation, habits: Habits, rng: random.Random) -> list[Span]:
-    """One supervised example: what follows the prompt, the end-of-text token left out."""
+    """The text after the prompt, without the end-of-text token."""
     checks, answer = think(equation, habits, rng)
     if rng.random() >= habits.forced:
         return [
             Span(
-                "".join(c + PARAGRAPH_END for c in checks) + ANSWER_START + f"{habits.written(answer, rng)}}}",
+                "".join(c + PARAGRAPH_END for c in checks) + ANSWER_START + f"{habits.write_answer(answer, rng)}}}",
                 trained=True,
             )
         ]
@@ -228,7 +212,7 @@ def think(equation: Equation, habits: Habits, rng: random.Random) -> tuple[list[
 
 
 def _forced_example(checks: list[str], habits: Habits, rng: random.Random) -> list[Span]:
-    """The checks up to a random one, the forced text, and the best answer at that point."""
+    """The checks up to a random one, the forced text, and the best answer there."""
     kept = rng.randint(0, len(checks))
     known = Knowledge()
     for check in checks[:kept]:
@@ -238,31 +222,23 @@ def _forced_example(checks: list[str], habits: Habits, rng: random.Random) -> li
     if kept < len(checks) and rng.random() < habits.forced_inside:
         places = [m.end() for m in re.finditer("[:,] ", checks[kept])]
         thought += checks[kept][: rng.choice(places)]
-    answer = habits.written(known.possible(rng), rng)
+    answer = habits.write_answer(known.possible(rng), rng)
     return [Span(thought, True), Span(FORCED_TEXT, False), Span(f"{answer}}}", True)]
 
 
 @dataclass(frozen=True)
 class TraceQuality:
-    """Whether a trace still looks and calculates as it should."""
-
     well_formed: bool
     """The thought is closed, every paragraph of it is a check with its proper opening, and one boxed number follows."""
     checks: int
-    """Checks that can be read, complete with their verdict."""
+    """Readable, complete with their verdict."""
     right_checks: int
-    """The checks among these that are about this problem's equation with both results and the verdict right."""
+    """Of these, checks about this problem's equation with both results and the verdict right."""
     episodes: int
-    """Paragraphs of the thought."""
 
 
 def inspect_trace(problem: str, text: str) -> TraceQuality:
-    """Judge a trace by its form and its arithmetic; whether the answer is right is left to grading.
-
-    Args:
-        problem: the problem's text.
-        text: what the model wrote after the prompt, with or without the opening tag.
-    """
+    """Whether the answer is right is left to grading. ``text`` follows the prompt, with or without the opening tag."""
     equation = Equation.parse(problem)
     thought, closed, rest = text.removeprefix(THINK).strip("\n").partition(END_THINK)
     paragraphs = [p for p in thought.split(PARAGRAPH_END) if p.strip()]
@@ -282,15 +258,9 @@ def inspect_trace(problem: str, text: str) -> TraceQuality:
 # Traces of other data have no such measure.
 
 
-def trace_quality(source: Problems, traces: Iterable[tuple[str, str]]) -> dict[str, float]:
-    """Shares of well-formed traces and of right checks.
-
-    Args:
-        source: where the problems come from.
-        traces: (problem text, trace text) pairs.
-
-    Returns:
-        ``well_formed`` and ``right_checks`` in [0, 1]; empty where the problems are not the small world's.
+def trace_quality(source: object, traces: Iterable[tuple[str, str]]) -> dict[str, float]:
+    """``well_formed`` and ``right_checks`` in [0, 1]; empty where the problems are not the small world's. ``traces``:
+    (problem text, trace text) pairs.
     """
     if not isinstance(source, SmallWorldProblems):
         return {}
@@ -311,11 +281,8 @@ PATIENT = Habits(give_up=0.0, forget=0.0, overthink=0.0)
 
 
 def supervised_samples(form: str, count: int, seed: int) -> list[Conversation] | list[Suffix]:
-    """The first ``count`` samples of a form, in an order drawn from ``seed``: patient solutions of training problems,
-    as whole conversations, or as suffixes of a first check that somebody else made.
-
-    Raises:
-        UserError: there are fewer problems.
+    """In an order drawn from ``seed``: patient solutions of training problems, as whole conversations, or as suffixes
+    of a given first check.
     """
     chosen = problems(Split.TRAIN, count, seed)
     if form == "conversations":

@@ -1,6 +1,4 @@
-"""The traces that a weights version has collected for training to start from: they are read, and requested again where
-they are damaged.
-"""
+"""Traces collected for training to start from: read, and requested again where damaged."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -22,18 +20,11 @@ from mrt_hpc.run.records import Problem, Rollout
 
 @dataclass(frozen=True)
 class Collection:
-    """The groups that one weights version has collected."""
-
     task: Task
     version: int
 
     def groups(self) -> Iterator[Group]:
-        """All groups, one at a time, in the order of the problems. Where one is damaged, those behind it are looked at
-        as well, so that all that are damaged are sampled again at once.
-
-        Raises:
-            UserError: some are missing or damaged; the job that collects has to run again.
-        """
+        """All groups, by problem. All damaged ones are found before the error: they are sampled again at once."""
         layout, problems = self.task.layout, self._ids
         missing = set(range(len(problems))) - positions_there(self.task, collection_of(self.version))
         if missing:
@@ -57,11 +48,7 @@ class Collection:
                 raise
 
     def group(self, position: int) -> Group:
-        """The group of one problem. A damaged group is set aside, and the job that collects runs again.
-
-        Raises:
-            DamagedError: it was damaged.
-        """
+        """One problem's group; a damaged one is set aside, and the collecting job runs again."""
         layout, recipe, collection = self.task.layout, self.task.recipe, collection_of(self.version)
         samples = range(recipe.algorithm.group_size(recipe, collection))
 
@@ -70,18 +57,13 @@ class Collection:
             return refuse_other_samples(group, self._ids[position], samples, layout.group(collection, position))
 
         try:
-            return self.task.retrying(read, f"reading group {position} of the collection of version {self.version}")
+            return self.task.retry(read, f"reading group {position} of the collection of version {self.version}")
         except DamagedError as damage:
             self._reopen(f"its group {position} was found damaged: {damage.what}")
             set_group_aside(self.task, collection, position, damage)
             raise
 
     def stale_trace(self, position: int) -> Rollout:
-        """The one collected trace of a problem.
-
-        Raises:
-            UserError: it was damaged.
-        """
         try:
             return self.group(position).rollouts[0]
         except DamagedError as damage:
@@ -97,7 +79,6 @@ class Collection:
         return [problem.id for problem in read_problems(self.task.layout.train_data)]
 
     def _reopen(self, why: str) -> None:
-        """Make the job that collects run again: the collection lacks a group."""
         jobs = [job for job in self.task.plan.jobs if collection_of(self.version) in job.iterations]
         self.task.reopen([(job.name, index) for job in jobs for index in range(job.tasks)], why)
 
@@ -105,14 +86,8 @@ class Collection:
 def start_context(
     task: Task, prompter: Prompter, tokens: TokenBytes, problems: Sequence[Problem], iteration: int
 ) -> StartContext:
-    """What the starts of an iteration are made from.
-
-    Args:
-        task: which samples.
-        prompter: of the policy.
-        tokens: of its tokenizer.
-        problems: all training problems, by position.
-        iteration: which, or a collection.
+    """The sources of an iteration's (or collection's) starts. ``prompter`` is of the policy, ``problems`` are all
+    training problems, by position.
     """
     positions = {problem.id: position for position, problem in enumerate(problems)}
     version = 0 if iteration < 0 else task.recipe.algorithm.traces_version(iteration)

@@ -1,19 +1,14 @@
-"""Grading: from sampled traces and branches to rewards, values and the records of a group; and the session that samples
-and grades."""
+"""Grading: from traces and branches to rewards, values and records."""
 
-import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, combinations
 
-from mrt_hpc.domains.grader_queue import GraderPool, Lane, LaneMaker, VerdictStatus
+from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
 from mrt_hpc.domains.verifiers import verifier_of
-from mrt_hpc.inference.sampler import RolloutSampler
 from mrt_hpc.inference.tokens import thought_and_answer
-from mrt_hpc.inference.traces import BoundaryPlan, PromptedGroup, SampledTrace, Valuation
+from mrt_hpc.inference.traces import BoundaryPlan, SampledTrace, Valuation
 from mrt_hpc.mrt.values import Estimate, variance_of_progress
 from mrt_hpc.provers.base import GradedBoundary
 from mrt_hpc.provers.branches import look_ahead_of
@@ -24,24 +19,22 @@ from mrt_hpc.run.groups import Sampled
 from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, Gold, GroupStatistics, Rollout
 
 TROUBLES = (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED)
-"""The verdicts of answers that the grader could not judge."""
+"""Answers that the grader could not judge."""
 
 
 @dataclass(frozen=True)
 class TraceGrader:
-    """Grades traces with their branches, and estimates the values of their boundaries."""
-
     pool: GraderPool
     thought_end: str
-    """The closing tag of the thought; empty for a model that writes none."""
+    """Empty for a model without one."""
     asking: ProverSession | None = None
-    """The prover's session; None where no values are asked for."""
+    """None where no values are asked for."""
 
     async def grade(self, trace: SampledTrace) -> Sampled:
         """Grade a trace, its branches and known answers together.
 
-        One rule holds for all of them: an answer counts where its box, the last after the thought, is closed, whether
-        or not the token limit cut the text behind it.
+        An answer counts where its box, the last after the thought, is closed, even if the token limit cut the text
+        behind it.
         """
         valuation, gold = trace.valuation, trace.group.problem.answer
         answer = self._answer_of(trace)
@@ -56,7 +49,7 @@ class TraceGrader:
         self._learn(trace.group.problem.id, answer, branches)
         self._learn_steps(valuation, branches, rewards)
         return Sampled(
-            rollouts=[trace.graded(answer, first.reward)],
+            rollouts=[trace.graded_rollout(answer, first.reward)],
             branches=branches,
             answers=answers,
             values=[trace.value(*estimate) for estimate in await self._estimates(valuation.plans, branches, answers)],
@@ -65,14 +58,14 @@ class TraceGrader:
         )
 
     def _answer_of(self, trace: SampledTrace) -> str | None:
-        """The answer of a trace. A rollout that was forced to answer has no thought that must end first."""
+        """A rollout forced to answer has no thought that must end first."""
         cut = trace.completion.finish_reason is not FinishReason.STOP
         if self.thought_end or trace.start.forced == 0:
-            return self._after_thought(trace.text if self.thought_end else trace.answer_text, cut)
+            return self._extract_after_thought(trace.text if self.thought_end else trace.answer_text, cut)
         return self.pool.verifier.extract(trace.answer_text, cut=cut)
 
-    def _after_thought(self, text: str, cut: bool) -> str | None:
-        """The answer behind a thought. Without tags the last box ends the thought, and a cut text may have had more to
+    def _extract_after_thought(self, text: str, cut: bool) -> str | None:
+        """The answer after a thought. Without tags the last box ends the thought, and a cut text may have had more to
         come.
         """
         if self.thought_end:
@@ -80,13 +73,13 @@ class TraceGrader:
         return None if cut else self.pool.verifier.extract(text)
 
     async def _rewards(self, answers: set[str], gold: Gold) -> dict[str, float]:
-        """The rewards of candidate answers that no branch gave. Half-written candidates are not worth a warning."""
+        """Half-written answers are not worth a warning."""
         given = sorted(answers)
         verdicts = await self.pool.grade([(answer, gold) for answer in given], log_failures=False)
         return {answer: verdict.reward for answer, verdict in zip(given, verdicts, strict=True)}
 
     async def _same(self, branches: Sequence[Branch]) -> dict[str, str]:
-        """Where branches vote: an equivalent answer for each answer. Only answers at the same boundary are compared."""
+        """Answers are compared where branches vote, at the same boundary only."""
         if self.asking is None or not self.asking.estimator.votes:
             return {}
         rewards = {b.answer: b.reward for b in branches if b.answer is not None}
@@ -96,11 +89,10 @@ class TraceGrader:
         return representatives(rewards, equal)
 
     def _answer_of_branch(self, text: str, finish_reason: FinishReason) -> str | None:
-        """The answer of a branch. A branch that continues the thought is read as a trace is."""
         cut = finish_reason is not FinishReason.STOP
         if self.asking is None or not self.asking.branches_think:
             return self.pool.verifier.extract(text, cut=cut)
-        return self._after_thought(text, cut)
+        return self._extract_after_thought(text, cut)
 
     def _learn(self, problem_id: str, answer: str | None, branches: list[Branch]) -> None:
         if self.asking is None:
@@ -113,7 +105,7 @@ class TraceGrader:
                 history.learn_unknown(branch.reward)
 
     def _learn_steps(self, valuation: Valuation, branches: list[Branch], rewards: dict[str, float]) -> None:
-        """Record how those branches ended that would have been right if their box had closed earlier."""
+        """Record how branches ended that an earlier closed box would have made right."""
         if self.asking is None:
             return
         for sampled, branch in zip(valuation.branches, branches, strict=True):
@@ -124,9 +116,7 @@ class TraceGrader:
     async def _estimates(
         self, plans: Sequence[BoundaryPlan], branches: list[Branch], answers: list[AnswerProbability]
     ) -> list[tuple[BoundaryPlan, Estimate, float]]:
-        """The values of all boundaries that the prover was asked about, in their order, each with the variance of its
-        difference to the one before it.
-        """
+        """The values of boundaries in order, with the variance of each one's difference to the one before."""
         same = await self._same(branches)
         estimates: list[tuple[BoundaryPlan, Estimate, float]] = []
         before: Estimate | None = None
@@ -141,12 +131,8 @@ class TraceGrader:
         return estimates
 
     async def regrade(self, records: Sampled, gold: Gold) -> Sampled:
-        """Find and judge the answers of a recorded trace and its branches once more, and estimate its values from
-        them. What looking ahead added to the reward of a branch stays, as its candidates are not recorded.
-
-        Args:
-            records: of one trace.
-            gold: the gold answer of its problem.
+        """Judge a recorded trace and its branches again. Look-ahead corrections of rewards stay, as their candidates
+        are not recorded.
         """
         (rollout,) = records.rollouts
         answer = self._answer_of_record(rollout)
@@ -167,12 +153,11 @@ class TraceGrader:
         return replace(records, rollouts=graded_again, branches=branches, answers=answers, values=values)
 
     def _answer_of_record(self, rollout: Rollout) -> str | None:
-        """The answer of a recorded trace that was sampled from the prompt."""
         text = rollout.text
         if not self.thought_end:
             _, answer = thought_and_answer(text.encode(), b"")
             text = text if answer is None else answer.decode(errors="replace")
-        return self._after_thought(text, rollout.finish_reason is not FinishReason.STOP)
+        return self._extract_after_thought(text, rollout.finish_reason is not FinishReason.STOP)
 
 
 def _answers_by_boundary(branches: Sequence[Branch]) -> list[set[str]]:
@@ -184,16 +169,13 @@ def _answers_by_boundary(branches: Sequence[Branch]) -> list[set[str]]:
 
 
 def pairs_to_compare(answers: set[str], rewards: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The pairs of answers that the verifier has to compare: right answers are known to be equivalent."""
+    """Pairs of answers that the verifier has to compare: right ones are known to be equivalent."""
     return list(combinations(sorted(a for a in answers if rewards[a] < 1.0), 2))
 
 
 def representatives(rewards: Mapping[str, float], equal: Collection[tuple[str, str]]) -> dict[str, str]:
-    """The first answer that is equivalent to each answer.
-
-    Args:
-        rewards: of all answers; the right ones say the same.
-        equal: pairs of wrong answers that the grader found to say the same, each in ascending order.
+    """The first equivalent of each answer. ``equal`` holds pairs of wrong answers that say the same, each in ascending
+    order.
     """
     representative: dict[str, str] = {}
     for answer in sorted(rewards):
@@ -203,13 +185,8 @@ def representatives(rewards: Mapping[str, float], equal: Collection[tuple[str, s
     return representative
 
 
-async def graded_in_order(group: Sequence[asyncio.Task[Sampled]]) -> list[Sampled]:
-    """The traces of a group when all are graded, by their number."""
-    return sorted(await asyncio.gather(*group), key=lambda t: t.rollouts[0].sample)
-
-
 def _cost(trace: SampledTrace) -> GroupStatistics:
-    """The cost of one trace with its branches; the seconds are those of its group."""
+    """The seconds are the group's."""
     completion, branches = trace.completion, trace.valuation.branches
     scoring = sum((b.follow_up for b in branches), trace.valuation.scoring)
     prompt_tokens = sum(b.completion.prompt_tokens for b in branches) + scoring.prompt_tokens
@@ -227,97 +204,11 @@ def _cost(trace: SampledTrace) -> GroupStatistics:
     )
 
 
-# The one way of sampling for inference, evaluation and benchmarks: traces are sampled, valued by the prover and graded
-# side by side.
-
-
-GradedGroup = list[asyncio.Task["Sampled"]]
-"""The traces of a group, each graded in the background."""
-
-
-@dataclass(frozen=True)
-class SamplingSession:
-    """Asks the prover about each sampled trace at once, and grades it in the background."""
-
-    sampler: RolloutSampler
-    """What samples the traces; the session gives it the prover."""
-    pool: GraderPool
-    prover: ProverSession | None = None
-    """The prover's session; None asks for no values."""
-
-    async def traces(self, groups: Iterable[PromptedGroup]) -> AsyncGenerator[tuple[str, asyncio.Task[Sampled]]]:
-        """Every trace when it is sampled, with the id of its problem; its grading continues in the background.
-
-        Args:
-            groups: asked for the next one only when there is room for a trace of it.
-
-        Raises:
-            UserError: the server refused a request, or stayed unreachable.
-        """
-        valuer = None if self.prover is None else self.prover.estimator
-        async with aclosing(replace(self.sampler, valuer=valuer).sample(groups)) as sampled:
-            async for trace in sampled:
-                yield trace.group.problem.id, asyncio.create_task(self._grader.grade(trace))
-
-    async def sample(
-        self, groups: Iterable[PromptedGroup], finish: Callable[[GradedGroup], Coroutine[None, None, None]]
-    ) -> None:
-        """Sample all groups. Each is handed to ``finish`` when its last trace is sampled, while others continue.
-
-        Raises:
-            UserError: see ``traces``; or whatever ``finish`` raises. The first failure cancels all else.
-        """
-        waiting: dict[str, GradedGroup] = defaultdict(list)
-        try:
-            async with aclosing(self.traces(groups)) as traces, asyncio.TaskGroup() as finishing:
-                async for problem_id, trace in traces:
-                    waiting[problem_id].append(trace)
-                    if len(waiting[problem_id]) == self.sampler.plan.group_size:
-                        finishing.create_task(finish(waiting.pop(problem_id)))
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from failures
-
-    async def value(self, trace: SampledTrace) -> Sampled:
-        """Ask the prover about a trace that was sampled before, and grade it.
-
-        Raises:
-            UserError: the server refused a request, or stayed unreachable.
-        """
-        if self.prover is not None:
-            trace = replace(trace, valuation=await self.prover.estimator.value(trace))
-        return await self._grader.grade(trace)
-
-    @property
-    def _grader(self) -> TraceGrader:
-        return TraceGrader(self.pool, self.sampler.plan.thought_end.decode(), self.prover)
-
-
-# The grader processes of a task, on one node or on several.
-
-
-@contextmanager
-def grader_pool(task: Task, problems: ProblemSource, nodes: tuple[str, ...] = ()) -> Iterator[GraderPool]:
-    """The grader processes of this task.
-
-    Args:
-        task: whose.
-        problems: the section of the recipe that the problems are from: it names their verifier.
-        nodes: the ids of the nodes of the task's Ray cluster, on each of which answers are graded; none where it has no
-            cluster.
-    """
+def grader_pool(task: Task, problems: ProblemSource) -> GraderPool:
     grading = task.experiment.grading
-    with GraderPool(
+    return GraderPool(
         verifier_of(problems, grading),
         grading.processes,
         grading.time_limit_s,
         memory_limit_gib=grading.memory_limit_gib,
-        lane=lane_over(nodes) if nodes else Lane,
-    ) as pool:
-        yield pool
-
-
-def lane_over(nodes: tuple[str, ...]) -> LaneMaker:
-    """What makes lanes of graders on these nodes of a Ray cluster."""
-    from mrt_hpc.domains.spread_lane import SpreadLane  # Ray is loaded by tasks of several nodes only
-
-    return partial(SpreadLane, nodes=nodes)
+    )

@@ -1,8 +1,7 @@
-"""The Ray cluster of an inference task that has several nodes, one rank on each.
+"""The Ray cluster of an inference task with several nodes, one rank on each.
 
-Rank 0 is the task: it starts the first Ray node and samples. The other ranks lend their nodes: each runs a Ray node
-until rank 0 is done. They find each other by files of the attempt in the run's ``rendezvous`` folder. If a rank ends
-before, the back end ends all ranks, and the task is run again.
+Rank 0 starts the first Ray node and samples; the other ranks each run a Ray node until it is done. If a rank ends
+early, the back end ends all, and the task is run again.
 """
 
 import hashlib
@@ -18,94 +17,73 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.inference.ray_node import LOOPBACK, RayNode, RayPlace, address_towards, answers, free_port
+from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.inference.ray_node import RayNode, RayPlace
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import write_json
+from mrt_hpc.run.network import LOOPBACK, address_towards, answers, free_port
 from mrt_hpc.run.retries import wait_until
 
 LONGEST_LOOK_S = 0.5
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""The variable that says which GPUs a process may use."""
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """The files by which the ranks of one attempt find each other."""
-
     task: Task
 
     def here(self, rank: int) -> Path:
-        """Written by a rank when it has started: the name of its host."""
+        """A rank writes its host there at its start."""
         return self._file(f"rank{rank}")
 
     @property
     def head(self) -> Path:
-        """Written by rank 0: where its Ray node takes connections."""
+        """Rank 0 writes there where its Ray node takes connections."""
         return self._file("head")
 
     @property
-    def over(self) -> Path:
-        """Written by rank 0 when it needs the other nodes no more."""
+    def end_file(self) -> Path:
+        """Rank 0 writes it when it no longer needs the others."""
         return self._file("over")
 
     def say(self, path: Path, value: dict[str, str]) -> None:
-        """Write one of the files."""
-        self.task.retrying(lambda: write_json(path, value), f"{path}")
+        self.task.retry(lambda: write_json(path, value), f"{path}")
 
     def read(self, path: Path) -> dict[str, str]:
-        """What one of the files says."""
-        said: dict[str, str] = json.loads(self.task.retrying(path.read_text, f"{path}"))
+        said: dict[str, str] = json.loads(self.task.retry(path.read_text, f"{path}"))
         return said
 
     def _file(self, what: str) -> Path:
         return self.task.layout.rendezvous / f"{self.task.log_stem}.ray.{what}.json"
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """A cluster that runs."""
-
-    node: RayNode
-    """The one of this rank."""
-    nodes: tuple[str, ...]
-    """The ids of all nodes, as Ray names them."""
-
-
 def spans_nodes(task: Task) -> bool:
-    """Whether a task that samples has a Ray cluster. The ranks of a colocated task are those of its trainer, and on one
-    node.
-    """
+    """A colocated task has no cluster: its ranks are its trainer's, on one node."""
     return task.job.resources.nodes > 1
 
 
 @contextmanager
-def for_all_ranks(task: Task) -> Iterator[None]:
-    """Surrounds a block; when it ends, in whichever way, the other ranks may end, too."""
+def release_ranks(task: Task) -> Iterator[None]:
+    """The other ranks may end when this block ends, however it does."""
     try:
         yield
     finally:
         if spans_nodes(task):
             meeting = Meeting(task)
-            meeting.say(meeting.over, {})
+            meeting.say(meeting.end_file, {})
 
 
 def lend_node(task: Task) -> None:
-    """Run a Ray node for rank 0, until rank 0 is done; every other rank calls this.
-
-    Raises:
-        UserError: the node has ended, and so has what rank 0 did on it.
-        Interrupted: the task was asked to leave.
-    """
+    """Run a Ray node for rank 0 until it is done; called on every other rank."""
     meeting = Meeting(task)
-    with task.shutdown.at_safe_points():
+    with task.shutdown.defer_to_safe_points():
         meeting.say(meeting.here(task.rank), {"host": socket.gethostname()})
         wait_until(
-            lambda: meeting.head.exists() or meeting.over.exists() or task.shutdown.given,
+            lambda: meeting.head.exists() or meeting.end_file.exists() or task.shutdown.is_given,
             reason="the first rank",
             deadline_s=inf,  # the back end ends this rank with the first one
         )
-        if meeting.head.exists() and not meeting.over.exists():
+        if meeting.head.exists() and not meeting.end_file.exists():
             head = meeting.read(meeting.head)["address"]
             with RayNode(_place(task, head), task.log(f"ray-{task.rank}"), task.job.resources.cpus_per_rank) as node:
                 _stay(task, node, meeting)
@@ -113,11 +91,11 @@ def lend_node(task: Task) -> None:
 
 
 def _stay(task: Task, node: RayNode, meeting: Meeting) -> None:
-    """Wait for the end of rank 0. A rank that is asked to leave gives rank 0, which is asked as well, time to end. A
-    rank 0 that was killed says nothing any more, and its node has ended.
+    """Wait for rank 0's end. A rank asked to leave gives rank 0 time to end too; a killed rank 0 says nothing, and its
+    node has ended.
     """
     wait_until(
-        lambda: meeting.over.exists() or (task.shutdown.given and not answers(node.place.head)),
+        lambda: meeting.end_file.exists() or (task.shutdown.is_given and not answers(node.place.head)),
         reason="the end of the first rank",
         deadline_s=inf,
         check=node.raise_if_ended,
@@ -126,12 +104,8 @@ def _stay(task: Task, node: RayNode, meeting: Meeting) -> None:
 
 
 @contextmanager
-def joined(task: Task) -> Iterator[Cluster | None]:
-    """The cluster of a task of several nodes, for the length of the block; None for one of a single node.
-
-    Raises:
-        UserError: a rank or its node did not come in time.
-    """
+def join_nodes(task: Task) -> Iterator[RayNode | None]:
+    """The first node of a cluster whose nodes have all joined; None for a single node."""
     if not spans_nodes(task):
         yield None
         return
@@ -144,11 +118,12 @@ def joined(task: Task) -> Iterator[Cluster | None]:
         node.wait_for_head(limit_s, _advice(task))
         meeting.say(meeting.head, {"address": place.head})
         with _driver(place):
-            yield Cluster(node, _all_nodes(node, task, limit_s))
+            _wait_for_all_nodes(node, task, limit_s)
+            yield node
 
 
 def _hosts(meeting: Meeting, deadline_s: float) -> list[str]:
-    """The hosts of the other ranks that are not this one's, when all ranks are there."""
+    """The other ranks' hosts but this one, once all have come."""
     task, hosts = meeting.task, []
     for rank in range(1, task.world_size):
         path = meeting.here(rank)
@@ -164,7 +139,6 @@ def _hosts(meeting: Meeting, deadline_s: float) -> list[str]:
 
 
 def _place(task: Task, head: str, *, is_head: bool = False) -> RayPlace:
-    """The place of this rank in the cluster."""
     return RayPlace(
         address=address_towards(head.rpartition(":")[0]),
         head=head,
@@ -175,17 +149,13 @@ def _place(task: Task, head: str, *, is_head: bool = False) -> RayPlace:
 
 
 def _token(task: Task) -> str:
-    """What only the ranks of this attempt know, as only they can read the key of the run."""
+    """A secret of the attempt's ranks, as only they can read the run's key."""
     key = (task.layout.secrets / "server_key").read_text()
     return hashlib.sha256(f"{key} {task.log_stem}".encode()).hexdigest()
 
 
 def node_gpus(task: Task) -> tuple[str, ...]:
-    """The GPUs of this rank, as CUDA names them: its share, where it sees those of all ranks of its machine.
-
-    Raises:
-        UserError: it sees fewer than it needs.
-    """
+    """This rank's GPUs, as CUDA names them: its share where it sees those of all ranks."""
     own = task.job.resources.gpus_per_rank
     seen = seen_gpus(own)
     first = task.local_rank * own if len(seen) > own else 0
@@ -193,11 +163,7 @@ def node_gpus(task: Task) -> tuple[str, ...]:
 
 
 def seen_gpus(needed: int) -> list[str]:
-    """The GPUs that this process may see, as CUDA names them; where nothing is said of them, the first ``needed``.
-
-    Raises:
-        UserError: they are fewer.
-    """
+    """GPUs that this process may see, as CUDA names them; the first ``needed`` where nothing limits them."""
     visible = os.environ.get(VISIBLE)
     seen = [str(gpu) for gpu in range(needed)] if visible is None else [gpu for gpu in visible.split(",") if gpu]
     if len(seen) < needed:
@@ -206,7 +172,7 @@ def seen_gpus(needed: int) -> list[str]:
             value=f"{VISIBLE}={visible}",
             where=f"node {socket.gethostname()}",
             expected=f"a process that sees at least {needed}",
-            advice="remove gpus-per-task, gpu-bind and the like from sbatch: in the site profile, so that each rank "
+            advice="remove gpu-bind and the like from sbatch: in the site profile, so that each rank "
             "sees all GPUs of its node; then mrt-hpc submit RUN",
         )
     return seen
@@ -214,7 +180,7 @@ def seen_gpus(needed: int) -> list[str]:
 
 @contextmanager
 def _driver(place: RayPlace) -> Iterator[None]:
-    """This process, and those that it starts, are of the cluster for the length of the block."""
+    """It puts this process and its children into the cluster."""
     before = dict(os.environ)
     os.environ.update(place.environment())
     import ray  # it reads some of these variables when it is imported
@@ -230,7 +196,7 @@ def _driver(place: RayPlace) -> Iterator[None]:
 
 
 def _join(head: str) -> None:
-    """Make this process one of the cluster. Its handler of SIGTERM, which Ray replaces, is put back."""
+    """Keep this process's SIGTERM handler, which Ray replaces."""
     import ray
 
     handler = signal.getsignal(signal.SIGTERM)
@@ -240,33 +206,26 @@ def _join(head: str) -> None:
         signal.signal(signal.SIGTERM, handler)
 
 
-def _all_nodes(node: RayNode, task: Task, deadline_s: float) -> tuple[str, ...]:
-    """The ids of all nodes, when all have joined."""
+def _wait_for_all_nodes(node: RayNode, task: Task, deadline_s: float) -> None:
     import ray
 
-    count = task.world_size
-
-    def present() -> list[str]:
-        alive = [str(node["NodeID"]) for node in ray.nodes() if node["Alive"]]
-        return alive if len(alive) == count else []
-
-    nodes = wait_until(
-        present,
-        reason=f"the Ray nodes of {count} ranks",
+    wait_until(
+        lambda: sum(one["Alive"] for one in ray.nodes()) == task.world_size,
+        reason=f"the Ray nodes of {task.world_size} ranks",
         deadline_s=deadline_s,
         check=node.raise_if_ended,
         where=node.log,
         advice=_advice(task),
     )
-    return tuple(nodes)
 
 
 def _advice(task: Task) -> str:
-    """What to do where a rank or its node does not come in time."""
-    return (
-        f"mrt-hpc logs {task.layout.word} {task.job.role} shows what the ranks did; where they only need more time: "
-        "--set serving.start_limit_s=SECONDS; else ask the administrators whether compute nodes reach each other's "
-        "ports"
+    return Advice(
+        "mrt-hpc logs {run} {role} shows what the ranks did; where they only need more time: "
+        "--set serving.start_limit_s=SECONDS; else ask the administrators whether compute nodes "
+        "reach each other's ports",
+        run=task.layout.root,
+        role=task.job.role,
     )
 
 

@@ -1,5 +1,5 @@
-"""Weights versions as an inference task loads them: whole models from the run directory; versions that were published
-as deltas from a folder on the node, where the task puts them together.
+"""Weights versions as an inference task loads them: whole models from the run directory; deltas are put together in a
+folder on the node.
 """
 
 import logging
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Lock, Thread
 
-from mrt_hpc.errors import ExitCode, UserError, word
+from mrt_hpc.errors import Advice, ExitCode, UserError
 from mrt_hpc.plan.jobs import Plan, Role
 from mrt_hpc.roles.task.context import LONGEST_LOOK_S, Task
 from mrt_hpc.run.access import is_mine
@@ -21,7 +21,7 @@ from mrt_hpc.run.atomic import CHECKSUMS_AT_ONCE, checksum, checksums, temporary
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.retries import list_directory
-from mrt_hpc.run.turns import locked
+from mrt_hpc.run.turns import try_lock
 from mrt_hpc.run.weights import Weights, published_versions, refuse_delta
 from mrt_hpc.run.weights_delta import BrokenChainError, Chain, ContentsError, VersionKey, chain_to, put_together
 
@@ -35,30 +35,25 @@ log = logging.getLogger(__name__)
 PREFIX = "mrt-hpc-weights-"
 UNMARKED = ".mrt-hpc-weights-new-"
 MARK = "in_use"
-"""The file that the task keeps locked as long as it lives. The lock ends with the process, however that ends."""
+"""Locked while the task lives; the kernel frees the lock when the process ends."""
 
 
 @dataclass(frozen=True)
 class NodeFolder:
-    """A folder below the node's folder for temporary files. Only this user may enter it."""
+    """A private folder below the node's temporary folder."""
 
     path: Path
     _lock: int
-    """The descriptor of the locked mark."""
 
     @staticmethod
     def make() -> "NodeFolder":
-        """Make one, and remove those of tasks that were killed.
-
-        Raises:
-            UserError: the filesystem takes no locks.
-        """
+        """Make a folder, and remove those of killed tasks."""
         parent = Path(tempfile.gettempdir())
         remove_abandoned(parent)
         new = Path(tempfile.mkdtemp(prefix=UNMARKED, dir=parent))
         lock = os.open(new / MARK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            locked(lock, new / MARK)
+            try_lock(lock, new / MARK)
         except UserError:
             NodeFolder(new, lock).remove()
             raise
@@ -66,13 +61,11 @@ class NodeFolder:
         return NodeFolder(path, lock)
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove this user's folders whose tasks do not live any more."""
     for path in list_directory(parent, f"{PREFIX}*"):
         if is_mine(path, stat.S_ISDIR) and _is_abandoned(path / MARK):
             log.info("%s was left by a task that was killed, and is removed", path)
@@ -80,32 +73,29 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def _is_abandoned(mark: Path) -> bool:
-    """Whether no process holds the lock of a folder's mark."""
     try:
         descriptor = os.open(mark, os.O_RDWR)
     except OSError:
         return False  # another task is removing it
     try:
-        return locked(descriptor, mark)
+        return try_lock(descriptor, mark)
     finally:
         os.close(descriptor)
 
 
 @dataclass
 class LocalWeights:
-    """The verified weights versions of one task. Two threads may ask for some; one at a time is put together."""
+    """A task's verified weights versions. Two threads may ask; one version is put together at a time."""
 
     layout: RunLayout
     _there: dict[VersionKey, Path] = field(default_factory=dict, init=False)
-    """Versions that were put together, and their folders."""
     _passed: frozenset[VersionKey] = field(default=frozenset(), init=False)
-    """Those of them that are not needed any more."""
     _folder: NodeFolder | None = field(default=None, init=False)
     _lock: Lock = field(default_factory=Lock, init=False)
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Remove everything from the node at the end of the block."""
+        """Clears the node at the end of the block."""
         try:
             yield
         finally:
@@ -121,34 +111,33 @@ class LocalWeights:
         go_on: Callable[[], None] = lambda: None,
         at_once: int = CHECKSUMS_AT_ONCE,
     ) -> Weights:
-        """A weights version as a whole model, verified.
+        """A version as a whole model, verified.
 
         Args:
-            version: its number.
-            read: gives the SHA-256 of each file, in their order.
-            go_on: called again and again; raises where the version is not wanted any more.
-            at_once: the number of files that are written in parallel.
+            read: gives the SHA-256 of each file, in order.
+            go_on: called repeatedly; raises where the version is not wanted any more.
+            at_once: files written in parallel.
 
         Raises:
-            BrokenChainError: it cannot be had: something of it, or of what it was made of, is damaged or missing.
+            BrokenChainError: the version or a link of its chain is damaged or missing.
         """
         with self._lock:
             go_on()
             chain = chain_to(self.layout, version, self._there, read)
             if chain.links:
-                chain = self._made(chain, read, go_on, at_once)
+                chain = self._build_version(chain, read, go_on, at_once)
             return Weights(version, chain.key.digest, chain.start)
 
-    def served(self, weights: Weights) -> None:
-        """Take note of the version that the server holds: of the older ones the task needs none any more."""
+    def note_served(self, weights: Weights) -> None:
+        """Note the server's version: the task needs no older ones any more."""
         held = VersionKey(weights.version, weights.digest)
         self._passed = frozenset(key for key in [*self._there] if key != held and key.version <= held.version)
 
-    def _made(
+    def _build_version(
         self, chain: Chain, read: Callable[[Sequence[Path]], Iterable[str]], go_on: Callable[[], None], at_once: int
     ) -> Chain:
-        """Put a version together, and return the chain that consists of it alone. Where a version on the node does not
-        lead to what was published, it is removed, and the task starts with the published model.
+        """Put a version together and return the chain of it alone. A version on the node that leads elsewhere is
+        removed, and the published model is used.
         """
         try:
             directory = self._put_together(chain, go_on, at_once)
@@ -158,12 +147,12 @@ class LocalWeights:
             log.warning("the copy of weights version %d on this node is damaged, and removed", chain.held.version)
             self._remove(chain.held)
             again = chain_to(self.layout, chain.key.version, self._there, read)
-            return self._made(again, read, go_on, at_once) if again.links else again
+            return self._build_version(again, read, go_on, at_once) if again.links else again
         self._there[chain.key] = directory
         return Chain(chain.key, directory, (), (), chain.key)
 
     def _put_together(self, chain: Chain, go_on: Callable[[], None], at_once: int) -> Path:
-        """Make the folder of a version, whole or not at all."""
+        """The folder appears whole or not at all."""
         if self._folder is None:
             self._folder = NodeFolder.make()
         final = self._folder.path / f"v{chain.key.version:06d}-{chain.key.digest[:16]}"
@@ -176,8 +165,8 @@ class LocalWeights:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def _take_room(self, folder: Path, start: VersionKey | None) -> None:
-        """Make the folder of a version out of one that is not needed any more, whose files are then written over, or an
-        empty one. What else is not needed is removed, but for the version that is needed to start with.
+        """Reuse the folder of a version that is no longer needed, whose files are overwritten, or make an empty one.
+        Other unneeded versions go, except the start.
         """
         passed = [*(self._passed & self._there.keys() - {start})]
         for key in passed[1:]:
@@ -198,36 +187,33 @@ class LocalWeights:
 
 
 FileStamp = tuple[str, int, int, int, int]
-"""The path of a file, its inode, its bytes, and the times (ns) of the last change of its content and of its inode."""
+"""Path, inode, bytes, and times (ns) of the last change of content and inode."""
 
 
 class _OverError(Exception):
-    """The round is over before all files were read."""
+    """The round ended before all files were read."""
 
 
 @dataclass
 class Prefetch:
-    """Verifies newer weights versions in a thread, for the length of one round of sampling.
+    """Verifies newer versions in a thread during one round of sampling.
 
-    It decides nothing: a version that it finds damaged, or has not read to the end when the round is over, is verified
-    at the switch, as any other.
+    It decides nothing: a version that is damaged or unfinished at the round's end is verified at the switch, as any
+    other.
     """
 
     local: LocalWeights
-    """Verifies versions, and puts them together."""
     newest: int
-    """The newest known version: at first the one that the server holds."""
+    """The newest known version: at first the server's."""
     last: int
-    """The newest version that the task will sample with. The thread starts only if it is newer than ``newest``."""
+    """The newest version that the task will sample with; the thread only starts if it is above ``newest``."""
     _over: Event = field(default_factory=Event, init=False)
     _verified: tuple[Weights, set[Path], list[FileStamp]] | None = field(default=None, init=False)
-    """A version, the directories that it depends on, and the stamps of their files."""
+    """A version, the directories it depends on, and their files' stamps."""
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Look for newer versions within the block. The end of the block waits for nothing: the thread ends after its
-        current file.
-        """
+    def watch_versions(self) -> Iterator[None]:
+        """Look for newer versions in the block. Its end waits for nothing: the thread ends after its current file."""
         if self.newest < self.last:
             Thread(target=self._watch, name="prefetch", daemon=True).start()
         try:
@@ -236,12 +222,12 @@ class Prefetch:
             self._over.set()
 
     def newer_than(self, version: int) -> Weights | None:
-        """The newest verified version, if it is newer than ``version`` and its files have not changed since."""
+        """The newest verified version above ``version`` whose files are unchanged."""
         newest = self._verified
         return None if newest is None or newest[0].version <= version else self.weights(newest[0].version)
 
     def weights(self, version: int) -> Weights | None:
-        """A version, if it was verified and its files have not changed since; else None."""
+        """A verified version whose files are unchanged."""
         verified = self._verified
         if verified is None or verified[0].version != version:
             return None
@@ -262,28 +248,22 @@ class Prefetch:
             log.warning("weights version %d is verified again before it is loaded: %s", self.newest, error)
 
     def _look(self) -> None:
-        """Verify the newest version, if it is newer than the last known one."""
         layout = self.local.layout
         newest = max((v for v in published_versions(layout) if v <= self.last), default=self.newest)
         if newest > self.newest:
             self.newest = newest
             directory = layout.weights_version(newest)
             stamps = _stamps({directory})  # before the reading: a file that changes meanwhile is verified again
-            weights = self.local.of(newest, self._in_turn, self._go_on, at_once=1)
+            weights = self.local.of(newest, self._checksum_each, self._go_on, at_once=1)
             own = {weights.directory} - {directory}
             self._verified = weights, {directory, *own}, sorted([*stamps, *_stamps(own)])
 
     def _go_on(self) -> None:
-        """Raise where the round is over.
-
-        Raises:
-            _OverError: it is.
-        """
         if self._over.is_set():
             raise _OverError
 
-    def _in_turn(self, files: Sequence[Path]) -> Iterator[str]:
-        """[files] SHA-256 of each, one file after the other: the cores are the server's and the graders'."""
+    def _checksum_each(self, files: Sequence[Path]) -> Iterator[str]:
+        """[files] SHA-256 one after the other: the cores belong to the server and the graders."""
         for file in files:
             self._go_on()
             yield checksum(file)
@@ -294,7 +274,7 @@ def _stamps(directories: Iterable[Path]) -> list[FileStamp]:
 
 
 def _stamp(file: Path) -> FileStamp:
-    """The stamp of a file, taken by opening it: a network filesystem then asks its server, and not its own memory."""
+    """It opens the file: a network filesystem then asks its server, not its cache."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         status = os.fstat(descriptor)
@@ -307,42 +287,34 @@ def _stamp(file: Path) -> FileStamp:
 
 
 def verified_weights(task: Task, version: int, local: LocalWeights | None = None) -> Weights:
-    """A weights version whose checksums are right.
-
-    A damaged one is set aside: the trainer publishes it again, or the first job of an evaluation on its own.
-
-    Args:
-        task: who asks.
-        version: its number.
-        local: puts versions together that were published as deltas; without it only whole models are taken.
+    """A weights version with right checksums. A damaged one is set aside: the trainer, or a separate evaluation's first
+    job, publishes it again. Without ``local``, which puts deltas together, only whole models are taken.
 
     Raises:
         DamagedError: it was damaged.
-        UserError: the first job published it, and only this job can make it again; or it is no whole model.
     """
     layout = task.layout
     directory, before = layout.weights_version(version), _identities(layout)
     try:
-        return task.retrying(lambda: _found(layout, version, local), f"reading {directory}")
+        return task.retry(lambda: _find_weights(layout, version, local), f"reading {directory}")
     except DamagedError as damage:
         if version == 0:
             raise UserError(
                 f"weights version 0 is damaged: {damage.what}",
                 where=damage.where,
-                advice=f"rm -r {word(directory)} {word(layout.root / 'tasks/prepare')}, and the same command again",
+                advice=Advice(
+                    "rm -r {directory} {run}, and the same command again",
+                    directory=directory,
+                    run=layout.root / "tasks/prepare",
+                ),
             ) from damage
         _set_aside_damaged(task, version, damage, before)
         raise
 
 
 def _set_aside_damaged(task: Task, version: int, damage: DamagedError, before: dict[int, int]) -> None:
-    """Set aside a damaged version, and what it cannot be put together of; but none that was published again.
-
-    Args:
-        task: who asked.
-        version: what it asked for.
-        damage: what it found.
-        before: the inodes of all versions when it asked.
+    """Set aside a damaged version, and damaged parts of its chain, but none that was published again since ``before``,
+    the versions' inodes at the request.
     """
     layout, now = task.layout, _identities(task.layout)
     damaged = damage.versions if isinstance(damage, BrokenChainError) else (version,)
@@ -356,7 +328,7 @@ def _set_aside_damaged(task: Task, version: int, damage: DamagedError, before: d
     task.set_aside(paths, f"weights version {version} is damaged: {damage.what} ({damage.where})")
 
 
-def _found(layout: RunLayout, version: int, local: LocalWeights | None) -> Weights:
+def _find_weights(layout: RunLayout, version: int, local: LocalWeights | None) -> Weights:
     if local is not None:
         return local.of(version)
     directory = layout.weights_version(version)
@@ -366,13 +338,13 @@ def _found(layout: RunLayout, version: int, local: LocalWeights | None) -> Weigh
 
 
 def publish_again(task: Task, why: str) -> None:
-    """Have the next submission of an evaluation on its own run the first job again, which publishes all models."""
+    """Make the next submission of a separate evaluation rerun its first job, which publishes all models."""
     first = [job.name for job in task.plan.jobs if job.role is Role.PREPARE]
     task.reopen([(name, 0) for name in first], why)
 
 
 def _identities(layout: RunLayout) -> dict[int, int]:
-    """The inodes of the published versions: that of a directory that has taken another's place differs."""
+    """Inodes of published versions, which tell a replaced directory."""
     identities: dict[int, int] = {}
     for version in published_versions(layout):
         with suppress(FileNotFoundError):
@@ -381,13 +353,10 @@ def _identities(layout: RunLayout) -> dict[int, int]:
 
 
 def collecting_weights(task: Task, version: int) -> Weights:
-    """The weights version that a collection is sampled with, verified.
+    """The verified version that samples a collection.
 
-    The trainer that published it has ended, and no other trains before the collection is whole: where the version is
-    damaged, that one has to publish it again.
-
-    Raises:
-        UserError: it was damaged.
+    Its trainer has ended and no other runs before the collection is whole: if damaged, that trainer's task runs again
+    to publish it.
     """
     try:
         return verified_weights(task, version)
@@ -409,6 +378,5 @@ def collecting_weights(task: Task, version: int) -> Weights:
 
 
 def trainer_to(plan: Plan, version: int) -> list[tuple[str, int]]:
-    """The task that publishes a weights version at its end."""
     trainers = [job for job in plan.jobs if job.does(Role.TRAINER)]
     return [(job.name, 0) for job in trainers if job.end_iteration == version]

@@ -1,4 +1,4 @@
-"""What a role is given: its place in the plan, the recipe, the run directory, and the means to wait for other tasks."""
+"""What a role gets: its place in the plan, the recipe, the run directory, and ways to wait for other tasks."""
 
 import logging
 import os
@@ -21,14 +21,14 @@ from mrt_hpc.roles.task.peers import Gone, Peers, PeerWait, never_gone
 from mrt_hpc.roles.task.shutdown import Interrupted, ShutdownRequest
 from mrt_hpc.run.access import private_folder
 from mrt_hpc.run.archive import sampled_positions, unpack
-from mrt_hpc.run.events import EventKind, EventLog, Use, has_progressed
+from mrt_hpc.run.events import EventKind, EventLog, Use
 from mrt_hpc.run.groups import complete_groups
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder, Observer
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.process import end_or_kill
 from mrt_hpc.run.quarantine import set_aside
-from mrt_hpc.run.retries import list_directory, retrying, wait_until
+from mrt_hpc.run.retries import list_directory, retry_action, wait_until
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.turns import Turn, remove_abandoned
 
@@ -37,73 +37,59 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LONGEST_LOOK_S = 0.25
-"""The longest pause between two looks at the run directory while another task works, seconds: short beside an
-iteration, long for a shared filesystem.
+"""Between two looks at the run directory while another task works: short beside an iteration, long for a shared
+filesystem.
 """
 
 
 @dataclass(frozen=True)
 class Task:
-    """One attempt at one array task (one process of it, where a task has several)."""
+    """One attempt at one array task (one of its processes, if several)."""
 
     layout: RunLayout
     experiment: Experiment
-    """The recipe of the run, or of the evaluation on its own."""
+    """Of the run, or of a separate evaluation."""
     plan: Plan
     job: Job
     index: int
-    """The index of the task within the array of its job."""
+    """Within the array of its job."""
     rank: int
-    """The rank of this process; ``world_size`` for the process of a colocated task that samples."""
+    """Of this process; ``world_size`` for the sampling process of a colocated task."""
     world_size: int
-    """The number of ranks."""
     local_rank: int
     attempt: str
-    """A name that only this attempt has; all of its ranks share it."""
+    """Unique to this attempt, shared by its ranks."""
     events: EventLog
     observer: Observer
-    """Watches the heartbeats of other tasks."""
     time_left_s: float | None = None
-    """Seconds to the time limit when the attempt began; None where there is no limit."""
+    """When the attempt began; None without a limit."""
     gone: Gone = never_gone
-    """Answers whether the jobs of other tasks have left the queue, which no file of the run can say."""
+    """Whether other tasks' jobs have left the queue, which no file of the run says."""
     shutdown: ShutdownRequest = field(default_factory=ShutdownRequest)
     turn: Turn = field(default_factory=Turn)
-    """The turn on the task's GPUs, where another process of the task uses them as well."""
+    """On the task's GPUs, where another of its processes uses them too."""
     companion: "Companion | None" = None
-    """The process that samples, as the first rank of a colocated task sees it; None in all other processes."""
+    """The sampling process, on the first rank of a colocated task; else None."""
     _began: float = field(default_factory=time.monotonic, init=False)
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe of a run that trains.
-
-        Raises:
-            TypeError: the task belongs to an evaluation on its own.
-        """
         if not isinstance(self.experiment, Recipe):
             raise TypeError(f"{self.job.role} belongs to an evaluation on its own, which trains nothing")
         return self.experiment
 
     @property
     def iterations(self) -> range:
-        """The iterations of the segment."""
         return self.job.iterations
 
     @property
     def age_s(self) -> float:
-        """Seconds since the attempt began."""
         return time.monotonic() - self._began
 
     @property
     def seconds_left(self) -> float:
-        """Seconds to the time limit; infinite where there is none."""
+        """The time to the limit; infinite without one."""
         return inf if self.time_left_s is None else self._began + self.time_left_s - time.monotonic()
-
-    @property
-    def has_progressed(self) -> bool:
-        """Whether this attempt has produced a result that stays."""
-        return has_progressed(self.layout.events, self.job.name, self.index, self.attempt)
 
     @property
     def holder(self) -> Holder:
@@ -112,37 +98,33 @@ class Task:
 
     @property
     def log_stem(self) -> str:
-        """The start of the names of this attempt's log files."""
         return f"{self.job.name}.{self.index:05d}.{self.attempt}"
 
     def log(self, what: str) -> Path:
-        """A log file for something that this attempt owns, such as its server."""
+        """A log for something that this attempt owns, such as its server."""
         return self.layout.logs / f"{self.log_stem}.{what}.log"
 
     def peers(self, role: Role, iterations: range | None = None) -> Peers:
-        """The tasks of a role that work on any of these iterations; by default on those of this segment."""
+        """Tasks of a role working on any of these iterations; default: this segment's."""
         wanted = self.iterations if iterations is None else iterations
         jobs = tuple(job for job in self.plan.jobs if job.does(role) and _overlap(job.iterations, wanted))
         return Peers(self.layout, jobs, self.observer)
 
     def peer_wait(self, reason: str, producers: Peers) -> PeerWait:
-        """What watches the tasks that produce what this task is about to wait for."""
+        """Watches the producers of what this task will wait for."""
         return PeerWait(producers, self.experiment.resilience, reason, self.gone)
 
     def spend(self, use: Use) -> None:
-        """Record what the time of this task is used for from now on; the first rank of it does, and the process of a
-        colocated task that samples.
-        """
+        """Record the use of this task's time from now on; only the first rank and a colocated sampling process do."""
         if self.rank in (0, self.world_size):
             self.events.spend(use)
 
     def wait_for_peers(self, wait: PeerWait, condition: Callable[[], T | None]) -> T:
-        """Wait for what the tasks of another role of the segment produce. The caller says what its time is used for
-        afterwards (:meth:`spend`).
+        """Wait for other roles of the segment. The caller says afterwards what its time is used for (:meth:`spend`).
 
         Raises:
-            UserError: the producers have failed; or they do not run, or bring nothing, for longer than the recipe
-                allows, and this task gives its nodes back; or the process that samples for a colocated task has ended.
+            UserError: the producers failed, or brought nothing for too long and this task returns its nodes; or the
+                companion ended.
         """
 
         def check() -> None:
@@ -158,40 +140,31 @@ class Task:
             return wait_until(look, reason=wait.reason, deadline_s=inf, check=check, longest_pause_s=LONGEST_LOOK_S)
 
     def _check_companion(self) -> None:
-        """End with the process that samples for this one.
-
-        Raises:
-            UserError: it has failed, was killed, or gives the nodes back.
-        """
-        if self.companion is None or self.shutdown.given:
+        if self.companion is None or self.shutdown.is_given:
             return
         if self.companion.was_stopped:
             self.shutdown.interrupt(Interrupted(128 + SIGTERM))
         self.companion.check()
 
     def set_aside(self, paths: Sequence[Path], reason: str) -> None:
-        """Move files of the run to ``set_aside``, and record that in the events."""
-        for path in self.retrying(lambda: set_aside(self.layout, paths, reason), "what is set aside"):
+        for path in self.retry(lambda: set_aside(self.layout, paths, reason), "what is set aside"):
             self.events.emit(EventKind.SET_ASIDE, path=str(path), reason=reason)
 
-    def retrying(self, action: Callable[[], T], what: str) -> T:
-        """Do something to the run directory; a full disk is waited for, and passing errors of the filesystem are tried
-        again.
-
-        Raises:
-            UserError: the disk stayed full for longer than the recipe allows, and this task gives its nodes back.
+    def retry(self, action: Callable[[], T], what: str) -> T:
+        """Use the run directory; wait on a full disk, and repeat after temporary errors. A disk that stayed full too
+        long makes the task return its nodes.
         """
-        return retrying(action, what, self.events.patience)
+        return retry_action(action, what, self.events.patience)
 
     def reopen(self, tasks: Iterable[tuple[str, int]], why: str) -> None:
-        """Record that what these tasks (job and index) had finished is damaged: tasks that are done count as failed,
-        and tasks that wait for them end. The same submit command then runs them again.
+        """Record that results of these tasks (job and index) are damaged: finished tasks count as failed, and tasks
+        that wait for them end. The same submit command runs them again.
         """
         for job, index in tasks:
             if read_task(self.layout, job, index).state is TaskState.DONE:
                 log.warning("task %d of %s has to be run again: %s", index, job, why)
                 again = TaskRecord(TaskState.FAILED, message=why)
-                self.retrying(partial(write_task, self.layout, job, index, again), "the state of a task")
+                self.retry(partial(write_task, self.layout, job, index, again), "the state of a task")
 
 
 def _overlap(first: range, second: range) -> bool:
@@ -204,20 +177,20 @@ def _overlap(first: range, second: range) -> bool:
 
 
 TURN = ".turn"
-"""The end of the name of a file of turns."""
+"""Suffix of turn files."""
 END_DEADLINE_S = 20.0
-"""Seconds for the companion to end its server after SIGTERM, before it is killed."""
+"""For the companion to end its server after SIGTERM, before it is killed."""
 STOPPED = (-signal.SIGTERM, 128 + signal.SIGTERM)
-"""Its exit codes after SIGTERM, before and after it has its handlers."""
+"""The companion's exit codes after SIGTERM, before and after it has handlers."""
 
 
 def turn_of(task: Task) -> Turn:
-    """The turn on the GPUs of a colocated task. The file is on a disk of the node, and new for every attempt."""
+    """A file on a local disk, new for each attempt."""
     return Turn(_turns_folder() / f"{_turns_of(task)}.{task.attempt}{TURN}")
 
 
 def remove_earlier_turns(task: Task) -> None:
-    """Remove what earlier attempts of a task that were killed have left of their turns on this node."""
+    """Killed attempts may have left turn files on this node."""
     mine = turn_of(task).path
     turns = list_directory(_turns_folder(), f"{_turns_of(task)}.*{TURN}")
     remove_abandoned(path for path in turns if path != mine)
@@ -228,28 +201,21 @@ def _turns_folder() -> Path:
 
 
 def _turns_of(task: Task) -> str:
-    """The beginning of the names of the files of a task's turns."""
     return f"mrt-hpc-{task.holder.task_digest}"
 
 
 @dataclass(frozen=True)
 class Companion:
-    """The process that samples, as the first rank sees it."""
+    """The sampling process, seen by the first rank."""
 
     process: subprocess.Popen[bytes]
     log: Path
 
     @property
     def was_stopped(self) -> bool:
-        """Whether it has ended because it was asked to."""
         return self.process.poll() in STOPPED
 
     def check(self) -> None:
-        """Check that it runs; called while the trainer waits for what it samples.
-
-        Raises:
-            UserError: it has failed, was killed, or gives the nodes back.
-        """
         code = self.process.poll()
         if code is None or code in STOPPED:
             return
@@ -262,20 +228,14 @@ class Companion:
         )
 
     def interrupt(self) -> None:
-        """Ask it to end."""
         self.process.send_signal(signal.SIGTERM)
 
     def end(self) -> None:
-        """Ask it to end, wait for that, and kill it where it takes too long."""
         self.interrupt()
         end_or_kill(self.process, END_DEADLINE_S)
 
     def wait_for_end(self) -> None:
-        """Wait until it has seen that the segment is over, and end it where it does not.
-
-        Raises:
-            UserError: it has failed.
-        """
+        """Wait until it sees the segment's end; else end it."""
         try:
             self.process.wait(END_DEADLINE_S)
         except subprocess.TimeoutExpired:
@@ -289,7 +249,7 @@ class Companion:
 
 
 def positions_there(task: Task, iteration: int) -> set[int]:
-    """The positions of the complete groups of an iteration. An archive that cannot be read is set aside."""
+    """Positions of complete groups. An unreadable archive is set aside."""
     try:
         return sampled_positions(task.layout, iteration)
     except DamagedError as damage:
@@ -298,10 +258,10 @@ def positions_there(task: Task, iteration: int) -> set[int]:
 
 
 def set_group_aside(task: Task, iteration: int, position: int, damage: DamagedError) -> None:
-    """Move a damaged group away, so that it can be sampled again. Other groups of its archive are unpacked and stay."""
+    """Move a damaged group away for resampling; other groups of its archive are unpacked and stay."""
     archive, reason = task.layout.group_archive(iteration), f"a damaged group: {damage.what} ({damage.where})"
     if archive.exists():
-        task.retrying(partial(unpack, task.layout, iteration), f"unpacking {archive}")
+        task.retry(partial(unpack, task.layout, iteration), f"unpacking {archive}")
         task.set_aside([archive], reason)
     else:
         task.set_aside([task.layout.group(iteration, position)], reason)
@@ -311,13 +271,11 @@ def set_group_aside(task: Task, iteration: int, position: int, damage: DamagedEr
 
 
 STATE = "state"
-"""The entry of the manifests of a weights version and a checkpoint with the name of what they hold."""
+"""Manifest entry of weights and checkpoints: the name of the state they hold."""
 
 
 def is_trained(task: Task) -> bool:
-    """Whether the last weights version of the segment is published, and a checkpoint holds the state that the next
-    segment continues from: the same, or a later one.
-    """
+    """Whether the segment's last weights version is published and a checkpoint holds that state or a later one."""
     layout, end = task.layout, task.job.end_iteration
     saved = [layout.step_of(path) or 0 for path in list_directory(layout.checkpoints)]
     if not layout.weights_version(end).exists() or max(saved, default=0) < end:
@@ -327,7 +285,7 @@ def is_trained(task: Task) -> bool:
 
 def _state_of(task: Task, directory: Path) -> str | None:
     try:
-        manifest = task.retrying(lambda: read_manifest(directory), f"reading {directory}")
+        manifest = task.retry(lambda: read_manifest(directory), f"reading {directory}")
     except DamagedError:  # the trainer sets it aside
         return str(directory)
     state: str | None = manifest.about.get(STATE)

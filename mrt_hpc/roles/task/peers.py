@@ -1,6 +1,5 @@
-"""The tasks of another role in the same segment: whether they run, are queued, or will not run again.
-
-Two sources, both files: what each task's last attempt said of itself, and whether its heart beats.
+"""Tasks of another role in the segment: whether they run, are queued, or will not run again. Both sources are files:
+each task's own record, and its heartbeat.
 """
 
 import time
@@ -8,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import Advice, ExitCode, UserError
 from mrt_hpc.plan.jobs import Job
 from mrt_hpc.recipe.sections import Resilience
 from mrt_hpc.run.layout import RunLayout
@@ -16,85 +15,66 @@ from mrt_hpc.run.leases import Observer
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task
 
 LOOK_EVERY_S = 1.0
-"""Seconds between two looks at the other tasks during a wait."""
+"""Between looks at other tasks during a wait."""
 
 
 Gone = Callable[[tuple[str, ...]], bool]
-"""Answers whether all of these jobs have left the queue (or the process) that would start them, for good. It is called
-often.
-"""
+"""Whether all of these jobs have left their queue (or process) for good. Called often."""
 
 
 def never_gone(_: tuple[str, ...]) -> bool:
-    """The answer where only the files of the run say something about other jobs: they never count as gone."""
+    """The answer where only files tell of other jobs."""
     return False
 
 
 class PeerStatus(StrEnum):
-    """The status of a task as other tasks see it."""
-
     QUEUED = "queued"
-    """It does not run now, and it will run."""
+    """It will run."""
     RUNNING = "running"
     LOST = "lost"
-    """It has recorded that it runs, and its heartbeat has stopped: its node is lost, or it hangs."""
+    """It recorded that it runs, and its heartbeat stopped: its node is lost, or it hangs."""
     DONE = "done"
     FAILED = "failed"
-    """It has failed and will not run again."""
+    """It will not run again."""
 
 
 class PeersAwayError(UserError):
-    """None of the awaited tasks has run for longer than the recipe allows; this task returns its nodes until one of
-    them runs.
-
-    Args:
-        why: what has not happened.
-        peers: those waited for.
-    """
+    """None of the awaited tasks has run for too long; this one returns its nodes until one does."""
 
     def __init__(self, why: str, peers: "Peers") -> None:
         super().__init__(
             f"gave the nodes back: {peers.names} {why}",
-            advice="nothing: the task is queued again by itself, and continues when one of those tasks runs; "
-            f"mrt-hpc status {peers.layout.word} shows why they do not run",
+            advice=Advice(
+                "nothing: the task is queued again by itself, and continues when one of those tasks "
+                "runs; mrt-hpc status {run} shows why they do not run",
+                run=peers.layout.root,
+            ),
             exit_code=ExitCode.GIVE_BACK,
         )
         self.awaited = tuple(job.name for job in peers.jobs)
-        """The names of their jobs."""
 
 
 class PeersFailedError(UserError):
-    """All awaited tasks have failed, or their jobs are gone. This is a consequence: the records of those tasks name the
-    cause.
-
-    Args:
-        reason: what is being waited for.
-        peers: those waited for.
-        advice: the next command to type.
-        what: has become of them.
+    """All awaited tasks failed or their jobs are gone. Their own records name the cause. ``reason`` is what is awaited,
+    ``what`` has become of the peers.
     """
 
     def __init__(self, reason: str, peers: "Peers", advice: str, what: str = "has failed") -> None:
         super().__init__(f"{peers.names} {what}, so this task cannot get {reason}", advice=advice)
         self.awaited = tuple(job.name for job in peers.jobs)
-        """The names of their jobs."""
 
 
 @dataclass(frozen=True)
 class Peers:
-    """All tasks of some jobs."""
-
     layout: RunLayout
     jobs: tuple[Job, ...]
     observer: Observer
 
     @property
     def names(self) -> str:
-        """The names of these jobs."""
         return ", ".join(job.name for job in self.jobs)
 
     def lives(self) -> dict[tuple[str, int], PeerStatus]:
-        """The status of each task, by job name and index."""
         return {(job.name, index): self._life(job.name, index) for job in self.jobs for index in range(job.tasks)}
 
     def _life(self, job: str, index: int) -> PeerStatus:
@@ -106,28 +86,25 @@ class Peers:
         )
 
     def _beats(self, job: str, index: int, record: TaskRecord) -> bool:
-        return self.observer.living(self.layout.heart(job, index)) == record.attempt
+        return self.observer.living_attempt(self.layout.heart(job, index)) == record.attempt
 
 
 @dataclass
 class PeerWait:
-    """Watches other tasks during one wait, and ends the wait when it costs more than it can bring."""
+    """Watches other tasks during a wait, and ends it when it costs more than it can bring."""
 
     peers: Peers
     limits: Resilience
     reason: str
-    """What this task waits for, for messages."""
+    """What is awaited, for messages."""
     gone: Gone = never_gone
     _began: float = field(default_factory=time.monotonic, init=False)
     _next_look: float = field(default=0.0, init=False)
     _none_running_since: float | None = field(default=None, init=False)
 
     def check(self) -> None:
-        """Look at the peers.
-
-        Raises:
-            UserError: all have failed, are gone, or have ended without a result; or none has run, or brought anything,
-                for longer than the recipe allows, and the task gives its nodes back.
+        """Refuse to wait on for peers that failed, are gone or ended without a result; return the nodes where none ran
+        or brought anything for too long.
         """
         now = time.monotonic()
         if now < self._next_look:
@@ -140,7 +117,9 @@ class PeerWait:
                 minutes = (now - self._began) / 60
                 raise UserError(
                     f"gave the nodes back: {self.peers.names} has not produced {self.reason} in {minutes:.1f} minutes",
-                    advice=f"nothing: the task is queued again by itself; mrt-hpc status {self.peers.layout.word}",
+                    advice=Advice(
+                        "nothing: the task is queued again by itself; mrt-hpc status {run}", run=self.peers.layout.root
+                    ),
                     exit_code=ExitCode.GIVE_BACK,
                 )
             return
@@ -148,13 +127,13 @@ class PeerWait:
         self._give_up(lives, now - self._none_running_since)
 
     def _give_up(self, lives: set[PeerStatus], waited_s: float) -> None:
-        status = f"mrt-hpc status {self.peers.layout.word}"
+        status = Advice("mrt-hpc status {run}", run=self.peers.layout.root)
         if lives == {PeerStatus.FAILED}:
             raise PeersFailedError(self.reason, self.peers, status)
         if lives <= {PeerStatus.DONE, PeerStatus.FAILED} and waited_s > self.limits.heartbeat_limit_s:
             raise UserError(
                 f"{self.peers.names} has ended, so this task cannot get {self.reason}",
-                advice=f"{status}, and mrt-hpc submit RUN",
+                advice=Advice("{status}, and mrt-hpc submit RUN", status=status),
                 exit_code=ExitCode.RETRYABLE,
             )
         if self.gone(tuple(job.name for job in self.peers.jobs)):

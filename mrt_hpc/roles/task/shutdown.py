@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class Interrupted(SystemExit):
-    """The task was asked to stop. It unwinds, and running it again continues its work."""
+    """The task was asked to stop; running it again continues its work."""
 
 
 class RequeueRequested(Interrupted):
-    """The task was asked to return its nodes, and is to be queued again; the message says why."""
+    """The task was asked to return its nodes and is queued again; the message says why."""
 
     def __init__(self, why: str) -> None:
         super().__init__(int(ExitCode.GIVE_BACK))
@@ -25,10 +25,9 @@ class RequeueRequested(Interrupted):
 
 @dataclass
 class ShutdownRequest:
-    """The request to end a task: it raises at once, or, where the role has asked for that, at the role's next safe
-    point.
+    """The request to end a task: raised at once, or at the role's next safe point if it asked for that.
 
-    The handlers of signals call ``interrupt`` and ``force``; they run in the main thread, between two instructions.
+    Signal handlers call ``interrupt`` and ``force`` in the main thread, between two instructions.
     """
 
     _ending: Interrupted | None = field(default=None, init=False)
@@ -36,30 +35,29 @@ class ShutdownRequest:
     _cancel: Callable[[], object] | None = field(default=None, init=False)
     _waiting: bool = field(default=False, init=False)
     leaving: bool = field(default=False, init=False)
-    """Whether the request has been raised; it is raised once."""
+    """The request is raised once."""
     found_waiting: bool = field(default=False, init=False)
-    """Whether the task was waiting for other tasks when the request came."""
+    """Whether the task was waiting for others when the request came."""
     forward: Callable[[], object] | None = None
-    """Passes a request on to another process of the task; called with each."""
+    """Passes each request to another process of the task."""
     record: Callable[[Interrupted], object] | None = None
-    """Writes down how the task ends. A role that needs seconds to unwind calls it first (see :meth:`announce`), so that
-    a task that is killed meanwhile has a record.
+    """Records how the task ends. A role that needs seconds to unwind calls it first (:meth:`announce`), in case it is
+    killed meanwhile.
     """
 
     @property
-    def given(self) -> bool:
-        """Whether the task has been asked to end."""
+    def is_given(self) -> bool:
         return self._ending is not None
 
     def interrupt(self, ending: Interrupted) -> bool:
-        """Request the end. A second request replaces the first (a preemption may be announced, and then come), until
-        the task leaves.
+        """Request the end; a second request replaces the first (an announced preemption may come) until the task
+        leaves.
 
         Returns:
-            True when the role leaves by itself, at its next safe point; False when it is leaving already.
+            True when the role leaves by itself at a safe point; False when it is leaving already.
 
         Raises:
-            Interrupted: ``ending``, when it has asked for no safe point, and is in no event loop.
+            Interrupted: ``ending``, without safe points and outside of an event loop.
         """
         if self.leaving:
             return False
@@ -79,17 +77,13 @@ class ShutdownRequest:
         return False
 
     def force(self) -> None:
-        """Raise the request now: there is no more time for a safe point.
-
-        Raises:
-            Interrupted: what was requested.
-        """
+        """Raise the request now: no time is left for a safe point."""
         self._safe_points_only = False
         self.leave_if_given()
 
     @contextmanager
     def while_waiting(self) -> Iterator[None]:
-        """Surrounds a block in which the task waits for other tasks."""
+        """The block in which the task waits for others."""
         self._waiting = True
         try:
             yield
@@ -97,8 +91,8 @@ class ShutdownRequest:
             self._waiting = False
 
     @contextmanager
-    def at_safe_points(self) -> Iterator[None]:
-        """Surrounds a block in which a request waits for :meth:`leave_if_given`."""
+    def defer_to_safe_points(self) -> Iterator[None]:
+        """The block in which a request waits for :meth:`leave_if_given`."""
         self._safe_points_only = True
         try:
             yield
@@ -106,8 +100,8 @@ class ShutdownRequest:
             self._safe_points_only = False
 
     @contextmanager
-    def cancelling(self, cancel: Callable[[], object]) -> Iterator[None]:
-        """Surrounds a block in which a request calls ``cancel`` and raises nothing."""
+    def cancel_on_request(self, cancel: Callable[[], object]) -> Iterator[None]:
+        """The block in which a request calls ``cancel`` and raises nothing."""
         self._cancel = cancel
         try:
             yield
@@ -115,40 +109,28 @@ class ShutdownRequest:
             self._cancel = None
 
     def announce(self) -> None:
-        """Write down how the task ends, if it was asked to, before it has unwound."""
+        """Record the requested end before the task has unwound."""
         if self._ending is not None and self.record is not None:
             self.record(self._ending)
 
     def raise_if_leaving(self) -> None:
-        """Raise what has cancelled the work of this task, if that was a request.
-
-        Raises:
-            Interrupted: what was requested.
-        """
+        """Raise the request if it cancelled this task's work."""
         if self._ending is not None and self.leaving:
             raise self._ending
 
     def leave_if_given(self) -> None:
-        """A safe point: raise the request, if there is one.
-
-        Raises:
-            Interrupted: what was requested.
-        """
+        """A safe point: raise a given request."""
         if self._ending is not None and not self.leaving:
             self.leaving = True
             raise self._ending
 
 
 def run_until_asked_to_leave(shutdown: ShutdownRequest, work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in an event loop of its own; a request to shut down cancels it with all that it has started.
-
-    An exception that a signal's handler raises would break out of the loop and leave its tasks pending.
-
-    Raises:
-        Interrupted: what was requested.
+    """Run a coroutine in its own event loop; a request to shut down cancels it with all that it started. An exception
+    from a signal handler would leave the loop's tasks pending.
     """
     try:
-        result = asyncio.run(_cancelled_by(shutdown, work))
+        result = asyncio.run(_run_cancellable(shutdown, work))
     except asyncio.CancelledError:
         shutdown.raise_if_leaving()
         raise
@@ -156,9 +138,9 @@ def run_until_asked_to_leave(shutdown: ShutdownRequest, work: Coroutine[Any, Any
     return result
 
 
-async def _cancelled_by(shutdown: ShutdownRequest, work: Coroutine[Any, Any, T]) -> T:
+async def _run_cancellable(shutdown: ShutdownRequest, work: Coroutine[Any, Any, T]) -> T:
     cancel = asyncio.current_task(loop := asyncio.get_running_loop()).cancel  # type: ignore[union-attr]
-    with shutdown.cancelling(lambda: loop.call_soon_threadsafe(cancel)):  # it also wakes a loop that sleeps
+    with shutdown.cancel_on_request(lambda: loop.call_soon_threadsafe(cancel)):  # it also wakes a loop that sleeps
         try:
             return await work
         except asyncio.CancelledError:

@@ -1,8 +1,7 @@
-"""What training has reached, as files: checkpoints, weights versions and metrics that belong together.
+"""Training's state as files: checkpoints, weights versions and metrics that belong together.
 
-What lies after the checkpoint resumed from can only be younger work that is computed again; it is set aside, never
-mixed in. What one attempt commits, an attempt that was taken for lost cannot commit any more; where both have committed
-at the same moment, the names of their states tell it.
+Work after the checkpoint resumed from is set aside and computed again, never mixed in. An attempt taken for lost can
+commit nothing after a later one; where both commit at once, the names of their states tell.
 """
 
 import logging
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mrt_hpc.analysis.measures import IterationMetrics
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import Advice, ExitCode, UserError
 from mrt_hpc.roles.task.context import STATE, Task
 from mrt_hpc.run.archive import archive_groups
 from mrt_hpc.run.atomic import is_temporary, remove_leftovers, write_json
@@ -22,12 +21,12 @@ from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.manifest import DamagedError, Manifest, read_manifest
 from mrt_hpc.run.problems import read_problems
-from mrt_hpc.run.quarantine import evaluated_with_others, younger_than
-from mrt_hpc.run.retries import RetryPolicy, list_directory, retrying
+from mrt_hpc.run.quarantine import foreign_evaluations, younger_than
+from mrt_hpc.run.retries import RetryPolicy, list_directory, retry_action
 from mrt_hpc.run.task_state import read_task
 from mrt_hpc.run.weights import is_delta, is_in_full, pinned_versions, prune_weights, publish, published_versions
 from mrt_hpc.run.weights_delta import TensorBytes, VersionKey, WeightsDelta, contents_of, delta_between, tensor_kinds
-from mrt_hpc.training import checkpoint, export, rendezvous
+from mrt_hpc.training import checkpoint, export, rank_messages
 from mrt_hpc.training.engine import TrainerEngine
 from mrt_hpc.training.export import GatheredWeights
 from mrt_hpc.training.update_statistics import SkippedStep
@@ -43,35 +42,24 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LastPublished:
-    """The version that this trainer published last, with its tensors in memory."""
-
     key: VersionKey
     tensors: Sequence[TensorBytes]
 
 
 @dataclass
 class Publisher:
-    """Publishes the weights of a trainer, on rank 0."""
-
     task: Task
     refuse_if_superseded: Callable[[], None]
-    """Called when a version is written and before it is committed; raises where another attempt of the task runs."""
+    """Called between writing and committing a version; raises where another attempt runs."""
     state: str | None = None
-    """The name of what the engine holds: the attempt that has computed it, and the iteration; None before the first
-    update. A checkpoint and the weights version of its number bear the same, or two attempts have made them.
+    """Names the engine's state: computing attempt and iteration; None before the first update. A checkpoint and its
+    weights version bear the same name, or two attempts made them.
     """
     _last: LastPublished | None = None
 
     def publish(self, version: int, weights: GatheredWeights, *, in_full: bool = False) -> bool:
-        """Publish a version.
-
-        Args:
-            version: its number.
-            weights: what it holds.
-            in_full: whether it has to be a whole model, whatever the recipe says.
-
-        Returns:
-            False when this version was there already.
+        """Publish a version, with ``in_full`` as a whole model, whatever the recipe says. False when the version was
+        there already.
         """
         if self.task.recipe.training.full_weights_every == 1:
             return self._commit(version, weights.write)
@@ -92,31 +80,27 @@ class Publisher:
         return is_in_full(layout, self.task.recipe, version) or version in pinned_versions(layout)
 
     def _delta(self, version: int, base: LastPublished, tensors: Sequence[TensorBytes]) -> WeightsDelta | None:
-        """The changes since the version before; None where that is not the base any more, or not worth a delta."""
+        """Changes since the version before; None where that is no longer the base, or a delta is not worth it."""
         if base.key.version != version - 1 or not self._is_there(base.key):
             return None
         return delta_between(base.key, base.tensors, tensors)
 
     def _is_there(self, key: VersionKey) -> bool:
-        """Whether a version is still published as it was: it may have been damaged, and set aside."""
+        """A damaged version is set aside, and is not there."""
         try:
             return self.digest(key.version) == key.digest
         except DamagedError:
             return False
 
     def digest(self, version: int) -> str:
-        """That of a version that is published."""
         return self.manifest(version).digest
 
     def manifest(self, version: int) -> Manifest:
-        """That of a version that is published."""
         path = self.task.layout.weights_version(version)
-        return self.task.retrying(lambda: read_manifest(path), f"reading {path}")
+        return self.task.retry(lambda: read_manifest(path), f"reading {path}")
 
     def _can_be_a_base(self, version: int, tensors: Sequence[TensorBytes]) -> bool:
-        """Whether the files of a whole model hold the trainer's tensors under their names: transformers stores those
-        of some models otherwise.
-        """
+        """Whether a model's files hold the trainer's tensors by name: transformers stores some models otherwise."""
         path = self.task.layout.weights_version(version)
         fits = tensor_kinds(path) == sorted(tensor.kind for tensor in tensors)
         if not fits:
@@ -124,7 +108,6 @@ class Publisher:
         return fits
 
     def _commit(self, version: int, write: Callable[[Path], None], **about: Any) -> bool:
-        """Write and commit a version; on a full disk, wait for room."""
 
         def write_unless_superseded(directory: Path) -> None:
             write(directory)
@@ -132,26 +115,24 @@ class Publisher:
 
         whole = {"iteration": version, "attempt": self.task.attempt, STATE: self.state, "time": time.time(), **about}
         committing = partial(publish, self.task.layout, version, write_unless_superseded, **whole)
-        return self.task.retrying(committing, f"weights version {version}")
+        return self.task.retry(committing, f"weights version {version}")
 
 
 PROBLEMS_NAMED = 16
-"""The number of problems that the event of a skipped step names; its file holds all."""
+"""Problems in a skipped step's event; its file has all."""
 
 
 @dataclass
 class TrainingArtifacts:
-    """Writes what the engine holds after a number of updates to files. All ranks call every method together, unless it
-    says otherwise.
-    """
+    """Writes the engine's state after some updates. Methods are collective unless they say otherwise."""
 
     task: Task
     engine: TrainerEngine
     saved: int
-    """The iteration of the newest checkpoint; the initial weights count as one."""
+    """Iteration of the newest checkpoint; initial weights count as one."""
     longest_save_s: float = 0.0
     archived: int = 0
-    """Iterations before this one have been archived by this attempt."""
+    """Earlier iterations are archived by this attempt."""
     state: InitVar[str | None] = None
     """See :class:`Publisher`."""
     publisher: Publisher = field(init=False)
@@ -160,12 +141,9 @@ class TrainingArtifacts:
         self.publisher = Publisher(self.task, self._refuse_if_superseded, state)
 
     def reconcile(self, iteration: int) -> None:
-        """Make the files agree with the state after ``iteration`` updates: set aside younger ones, and the weights
-        version of another attempt, and publish the version that is missing. The one that training resumes from is a
-        whole model: what follows does not depend on what lies before.
-
-        Raises:
-            UserError: this attempt was taken for lost.
+        """Make files agree with the state after ``iteration`` updates: set aside younger ones and another attempt's
+        weights version, and publish the missing version. It is a whole model, so that what follows depends on nothing
+        before.
         """
 
         def set_aside() -> None:
@@ -184,30 +162,30 @@ class TrainingArtifacts:
             except DamagedError as damage:
                 self.task.set_aside([path], f"the version from which training resumed: {damage.what}")
 
-        rendezvous.on_rank_zero(set_aside)
+        rank_messages.run_on_rank_zero(set_aside)
         self._keep_house(self._remove_leftovers)
-        if rendezvous.on_rank_zero(lambda: self.is_published(iteration)):
-            rendezvous.on_rank_zero(lambda: self.set_aside_evaluations_of_another(iteration))
+        if rank_messages.run_on_rank_zero(lambda: self.is_published(iteration)):
+            rank_messages.run_on_rank_zero(lambda: self.set_aside_evaluations_of_another(iteration))
         else:
             self.publish(iteration, in_full=True)
 
     def is_published(self, version: int) -> bool:
-        """Whether a version is published, by a listing of the directory: a network filesystem may remember for a while
-        that a name was not there. Any rank may call it.
+        """Whether the directory lists a version: a network filesystem may cache that a name was missing. Any rank may
+        call it.
         """
         return version in published_versions(self.task.layout)
 
     def save(self, iteration: int) -> None:
-        """Write a checkpoint of the state after ``iteration`` updates, unless it is there, and remove the oldest."""
+        """Write a checkpoint after ``iteration`` updates unless it exists, and remove the oldest."""
         if self.saved == iteration:
             return
         self.task.spend(Use.SAVING)
         layout, started = self.task.layout, time.monotonic()
-        rendezvous.on_rank_zero(self._refuse_if_superseded)
+        rank_messages.run_on_rank_zero(self._refuse_if_superseded)
         path = layout.checkpoint(iteration)
         cursor = {"iteration": iteration, "skipped_in_a_row": self.engine.skipped_in_a_row, STATE: self.publisher.state}
         saving = partial(checkpoint.save, self.engine, path, cursor, **{STATE: self.publisher.state})
-        mine = self.task.retrying(saving, f"the checkpoint after {iteration} iterations")
+        mine = self.task.retry(saving, f"the checkpoint after {iteration} iterations")
         self._refuse_anothers(path, mine)
         self._keep_house(lambda: checkpoint.retain(layout.checkpoints, self.task.recipe.training.keep_checkpoints))
         self._keep_house(self._archive)
@@ -216,38 +194,30 @@ class TrainingArtifacts:
         self.emit(EventKind.CHECKPOINT, iteration=iteration, seconds=time.monotonic() - started)
 
     def publish(self, version: int, *, in_full: bool = False) -> None:
-        """Publish what the engine holds as a weights version, and remove versions that are not needed any more.
-
-        Args:
-            version: its number.
-            in_full: whether it has to be a whole model, whatever the recipe says.
+        """Publish the engine's weights, and remove versions no longer needed; ``in_full`` is as in
+        :meth:`Publisher.publish`.
         """
         self.task.spend(Use.SAVING)
         recipe, layout = self.task.recipe, self.task.layout
-        weights = export.gathered(self.engine, recipe.training.weights_dtype)
-        mine = rendezvous.on_rank_zero(lambda: self.publisher.publish(version, weights, in_full=in_full))
+        weights = export.gather_weights(self.engine, recipe.training.weights_dtype)
+        mine = rank_messages.run_on_rank_zero(lambda: self.publisher.publish(version, weights, in_full=in_full))
         self._refuse_anothers(layout.weights_version(version), mine)
         self.emit(EventKind.PUBLISHED, version=version)
-        rendezvous.on_rank_zero(lambda: self.set_aside_evaluations_of_another(version))
+        rank_messages.run_on_rank_zero(lambda: self.set_aside_evaluations_of_another(version))
         self._keep_house(lambda: prune_weights(layout, recipe, version))
         self._keep_house(lambda: remove_leftovers(layout.weights))
 
     def set_aside_evaluations_of_another(self, version: int) -> None:
-        """Set aside, on rank 0, the evaluations of this version number that were made with other weights."""
         layout, plan = self.task.layout, self.task.plan
         digest = self.publisher.digest(version)
-        if stale := evaluated_with_others(layout, version, digest):
+        if stale := foreign_evaluations(layout, version, digest):
             reason = f"weights version {version} has been computed again, and is not what was evaluated"
             self.task.set_aside(stale, reason)
             units = [(job.name, index, unit) for job in plan.jobs for index, unit in enumerate(job.evaluations)]
             self.task.reopen([(job, index) for job, index, unit in units if unit.version == version], reason)
 
     def write_metrics(self, metrics: IterationMetrics) -> None:
-        """Write the metrics of an iteration. An attempt that was taken for lost does not replace those of a later one.
-
-        Raises:
-            UserError: this one was taken for lost.
-        """
+        """An attempt taken for lost does not replace a later one's metrics."""
         path = self.task.layout.metrics(metrics.iteration)
 
         def write() -> None:
@@ -255,19 +225,19 @@ class TrainingArtifacts:
                 self._refuse_if_superseded()
                 metrics.write(path)
 
-        rendezvous.on_rank_zero(lambda: self.task.retrying(write, "the metrics"))
+        rank_messages.run_on_rank_zero(lambda: self.task.retry(write, "the metrics"))
 
     def keep_skipped(self, iteration: int, skipped: SkippedStep) -> None:
-        """Record an optimiser step that was skipped, with its sequences; only rank 0 writes.
+        """Record a skipped optimiser step with its sequences, on rank 0.
 
         Raises:
-            UserError: so many were skipped in a row that the run ends.
+            UserError: too many were skipped in a row.
         """
         path = self.task.layout.skipped_step(iteration, skipped.mini_batch)
         if self.task.rank == 0:
             log.warning("iteration %d: %s", iteration, skipped)
             content = {"iteration": iteration, **skipped.as_dict()}
-            self.task.retrying(lambda: write_json(path, content), "the sequences of a skipped step")
+            self.task.retry(lambda: write_json(path, content), "the sequences of a skipped step")
             self.task.events.emit(
                 EventKind.STEP_SKIPPED,
                 iteration=iteration,
@@ -287,55 +257,45 @@ class TrainingArtifacts:
             f"{iteration}: {skipped}",
             where=path,
             expected="a loss and a gradient norm that are finite; this file holds the sequences",
-            advice=f"mrt-hpc fork {run} --at last --set training.learning_rate=RATE, with a lower rate (or with "
-            "training.precision=bf16_autocast); or, to go on as it is, mrt-hpc submit RUN with "
-            f"--set resilience.skipped_steps={2 * self.task.recipe.resilience.skipped_steps}",
+            advice=Advice(
+                "mrt-hpc fork {run} --at last --set training.learning_rate=RATE, with a lower rate (or "
+                "with training.precision=bf16_autocast); or, to go on as it is, mrt-hpc submit RUN "
+                "--set resilience.skipped_steps={skipped_steps}",
+                run=run,
+                skipped_steps=2 * self.task.recipe.resilience.skipped_steps,
+            ),
         )
 
     def emit(self, kind: EventKind, **fields: object) -> None:
-        """Record an event; only rank 0 does."""
         if self.task.rank == 0:
             self.task.events.emit(kind, **fields)
 
     def _refuse_if_superseded(self) -> None:
-        """Refuse, on rank 0, to commit where a later attempt of the task runs.
-
-        Raises:
-            UserError: the task runs in another attempt by now; this one was taken for lost.
-        """
         now = read_task(self.task.layout, self.task.job.name, self.task.index)
         if now.attempt != self.task.attempt:
-            raise self._superseded("has started", value=now.attempt, expected=self.task.attempt)
+            raise self._superseded_error("has started", value=now.attempt, expected=self.task.attempt)
 
     def _refuse_anothers(self, path: Path, mine: bool) -> None:
-        """Refuse to continue where another attempt has committed the same step: it may hold something else.
-
-        Raises:
-            UserError: it was there already.
-        """
+        """Refuse to go on where another attempt committed the same step, perhaps with other content."""
         if not mine:
-            raise self._superseded("has written this", where=path)
+            raise self._superseded_error("has written this", where=path)
 
-    def _superseded(self, what: str, **facts: Any) -> UserError:
-        """The error of an attempt that another one has taken for lost."""
+    def _superseded_error(self, what: str, **facts: Any) -> UserError:
         return UserError(
             f"another attempt of this task {what}, because this attempt seemed to be lost",
-            advice=f"nothing: the other attempt continues; mrt-hpc status {self.task.layout.word} shows it",
+            advice=Advice(
+                "nothing: the other attempt continues; mrt-hpc status {run} shows it", run=self.task.layout.root
+            ),
             exit_code=ExitCode.RETRYABLE,
             **facts,
         )
 
     def _remove_leftovers(self) -> None:
-        """Remove what earlier attempts were writing when they were lost: it may be whole models, on a disk that is
-        short.
-        """
+        """Unfinished files of lost attempts may be whole models, on a full disk."""
         for directory in (self.task.layout.weights, self.task.layout.checkpoints):
             remove_leftovers(directory)
 
     def _archive(self) -> None:
-        """Archive the groups of iterations that no kept checkpoint goes back to, and collections that training has
-        passed.
-        """
         layout, recipe = self.task.layout, self.task.recipe
         kept = [layout.step_of(path) or 0 for path in list_directory(layout.checkpoints) if not is_temporary(path)]
         passed = range(self.archived, min(kept, default=0))
@@ -348,19 +308,17 @@ class TrainingArtifacts:
         self.archived = max(self.archived, passed.stop)
 
     def _keep_house(self, remove: Callable[[], object]) -> None:
-        """Remove what is not needed any more, on rank 0. What cannot be removed now is tried again after the next
-        iteration.
-        """
-        rendezvous.on_rank_zero(self._refuse_if_superseded)
+        """Remove what is no longer needed, on rank 0; failures are tried again after the next iteration."""
+        rank_messages.run_on_rank_zero(self._refuse_if_superseded)
         if self.task.rank == 0:
             try:
-                retrying(remove, "removing old files", RetryPolicy(full_limit_s=0.0))
+                retry_action(remove, "removing old files", RetryPolicy(full_limit_s=0.0))
             except (OSError, UserError) as error:
                 log.warning("old files could not be removed: %s", error)
 
 
 def newest_good_checkpoint(task: Task) -> Path | None:
-    """The newest checkpoint that is as it was written; damaged ones are set aside. None where there is none."""
+    """Damaged checkpoints are set aside."""
 
     def set_aside(path: Path, damage: UserError) -> None:
         task.set_aside([path], f"a damaged checkpoint: {damage.what} ({damage.where})")

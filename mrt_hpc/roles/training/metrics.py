@@ -1,4 +1,4 @@
-"""The trainer's metrics of an iteration: time by phase, the batch, the update."""
+"""The trainer's metrics of an iteration: time by phase, batch, update."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ TRAINER_PHASES = (Phase.LOADING, Phase.OPTIMISATION, Phase.CHECKPOINT, Phase.PUB
 
 
 class Timeline:
-    """The trainer's wall time of one iteration, by phase."""
+    """The trainer's wall time of an iteration, by phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[Phase, float] = {}
@@ -28,7 +28,6 @@ class Timeline:
 
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
-        """Add the time spent inside the block to a phase."""
         start = time.monotonic()
         try:
             yield
@@ -36,25 +35,23 @@ class Timeline:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
 
     @property
-    def working(self) -> float:
-        """Seconds recorded so far, without waiting."""
+    def working_seconds(self) -> float:
         return sum(seconds for name, seconds in self.seconds.items() if name is not Phase.WAITING)
 
     @property
     def total(self) -> float:
-        """Seconds since the iteration began."""
         return time.monotonic() - self._start
 
 
 OF_ROLLOUTS = frozenset({"mismatch_mean", "mismatch_max", "mismatch_kl", "importance_capped_share", "clip_fraction"})
-"""Figures of the trainer that compare with the server's probabilities: given samples have none."""
+"""Compared with the server's probabilities, which given samples lack."""
 
 
 def iteration_metrics(
     iteration: int, data: Learnt, stats: UpdateStats, timeline: Timeline, quality: dict[str, float]
 ) -> IterationMetrics:
-    """All measurements of one iteration. What the trainer measured stands once, in a field of its own or under
-    ``trainer``; what is not finite, such as an entropy of logits that are infinite, is left out as not measured.
+    """All measurements of one iteration. The trainer's stand once, in a field or under ``trainer``; values that are not
+    finite count as not measured.
     """
     if data.batch is None:
         measured: dict[str, Any] = {"tokens_per_rollout": float(np.mean([len(s.token_ids) for s in data.sequences]))}
@@ -78,7 +75,6 @@ def iteration_metrics(
 
 
 def rollout_measures(iteration: int, batch: Batch, quality: dict[str, float]) -> dict[str, Any]:
-    """The measurements of the rollouts of an iteration."""
     rollouts = [r for r in batch.rollouts if not r.forced]  # rollouts that were forced to answer measure a prefix
     return {
         "reward_mean": batch.reward_mean,
@@ -104,9 +100,8 @@ def rollout_measures(iteration: int, batch: Batch, quality: dict[str, float]) ->
 def seconds_by_phase(timeline: Timeline, costs: Sequence[GroupStatistics]) -> dict[Phase, float]:
     """The trainer's wall time, split by what the whole run was doing.
 
-    While the trainer waits, the slowest inference task loads, generates and grades; what of the wait these do not
-    explain stays waiting. Work of inference that the trainer did not have to wait for (it ran ahead) costs no wall time
-    and is left out.
+    Its waiting is attributed to the slowest inference task's loading, generating and grading; the rest stays waiting.
+    Inference that ran ahead costs no wall time.
     """
     seconds = dict.fromkeys(Phase, 0.0)
     for phase in TRAINER_PHASES:
@@ -124,17 +119,15 @@ def seconds_by_phase(timeline: Timeline, costs: Sequence[GroupStatistics]) -> di
 
 
 def progress_by_episode(values: Sequence[NDArray[np.float64]]) -> tuple[float, ...]:
-    """Mean progress of the first, second, ... episode over the traces that have one."""
+    """Mean progress of the first, second, ... episode over traces that have one."""
     gains = [progress(v) for v in values if v.size]
     longest = max((g.size for g in gains), default=0)
     return tuple(float(np.mean([g[j] for g in gains if g.size > j])) for j in range(longest))
 
 
 def progress_error(variances: NDArray[np.float64]) -> dict[str, float]:
-    """The standard error of one progress value, and the share of values for which it is known; empty where it is known
-    for none.
-
-    Each variance is unbiased, so some may be negative.
+    """Standard error of one progress value, and the share of values with a known one; empty where there is none.
+    Variances are unbiased, so some may be negative.
     """
     known = variances[np.isfinite(variances)]
     if not known.size:
@@ -143,7 +136,6 @@ def progress_error(variances: NDArray[np.float64]) -> dict[str, float]:
 
 
 def signal_share(rollouts: Sequence[Rollout]) -> float:
-    """Share of the groups whose rewards differ."""
     groups: dict[str, set[float]] = {}
     for rollout in rollouts:
         groups.setdefault(rollout.problem_id, set()).add(rollout.reward)

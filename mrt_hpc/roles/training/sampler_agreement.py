@@ -1,16 +1,13 @@
-"""The first sampled group as a check: the trainer's log-probabilities of its tokens have to be those of the sampler.
+"""Checks the first sampled group: the trainer's log-probabilities of its tokens must be the sampler's.
 
-Both load the same weights version, and compute it by different code: another number format, RoPE table or temperature,
-or a tensor that one of them did not load, changes what is learnt without any error. The check runs once in an attempt,
-before its first update, with the first group that the weights of this moment have sampled.
+Both load one weights version with different code: another number format, RoPE table or temperature, or a missing
+tensor, changes what is learnt without an error. The check runs once in an attempt, before its first update.
 
-What is compared is the mean absolute difference of the tokens, in nats, as a share of the sampler's own mean negative
-log-likelihood where that is below one nat: of tokens that are nearly certain, as most of a trace are, both rounding and
-faults change log-probabilities in proportion to what is uncertain. It sees a fault of either sign and of any part of
-the model, and a few rare tokens that differ by whole nats in bfloat16 hardly move it; the largest difference, the
-share of capped weights, or a KL estimate, which is exponential in the difference, would end sound runs. Sound
-implementations are at 1e-6 in 32 bits, and at 0.02 to 0.1 in bfloat16 (mixtures of experts, where rounding may choose
-another expert, at up to 0.2). Another temperature, 1 for 0.5, is at 0.4, and a wrong tensor above 1.
+It compares the mean absolute difference in nats, as a share of the sampler's mean negative log-likelihood where that is
+below one nat: at nearly certain tokens rounding and faults scale with the uncertainty. A few rare tokens off by whole
+nats in bfloat16 hardly move it; the largest difference, the share of capped weights or a KL estimate would end sound
+runs. Sound implementations reach 1e-6 in 32 bits, and 0.02 to 0.1 in bfloat16 (mixtures of experts up to 0.2, as
+rounding may choose another expert). A temperature of 1 for 0.5 reaches 0.4, a wrong tensor above 1.
 """
 
 import logging
@@ -22,7 +19,7 @@ import torch
 from torch import distributed
 
 from mrt_hpc.algorithms.batch import sampled_sequence
-from mrt_hpc.errors import UserError
+from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.recipe.choices import Precision
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.groups import Group
@@ -34,30 +31,27 @@ from mrt_hpc.training.losses import k3
 log = logging.getLogger(__name__)
 
 LIMIT_32_BITS = 0.02
-"""The largest disagreement where trainer and server both compute in 32 bits with the same 32-bit weights; a GPU may
-round their products to fewer bits.
+"""Largest disagreement where both compute in 32 bits with equal 32-bit weights; a GPU may round products to fewer bits.
 """
 LIMIT_16_BITS = 0.25
-"""The same where one of them computes in 16 bits, or with weights that were rounded to 16 bits."""
+"""The same with 16-bit computing or weights."""
 LEAST_SURPRISE = 0.01
-"""Nats a token that any trace counts as uncertain by at least: below it rounding is all that is compared."""
+"""Least uncertainty of a trace, nats a token: below it only rounding is compared."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the trainer's log-probabilities are from the sampler's."""
-
     difference: float
-    """The mean absolute difference, nats a token."""
+    """Mean absolute, nats a token."""
     divergence: float
-    """The KL divergence from the sampler's policy to the trainer's (k3), nats a token."""
+    """KL from sampler's to trainer's policy (k3), nats a token."""
     surprise: float
-    """The mean negative log-likelihood by the sampler, nats a token."""
+    """The sampler's mean negative log-likelihood, nats a token."""
     tokens: int
 
     @property
     def disagreement(self) -> float:
-        """The mean difference, as a share of the mean negative log-likelihood where that is below one nat."""
+        """The mean difference, relative to the surprise where that is below one nat."""
         return self.difference / min(1.0, max(self.surprise, LEAST_SURPRISE))
 
     def __str__(self) -> str:
@@ -68,7 +62,7 @@ class Agreement:
 
 
 def comparable(group: Group, version: int) -> list[Rollout]:
-    """The rollouts of a group that one weights version alone has sampled, at the temperature of training."""
+    """Rollouts that one version alone sampled, at training's temperature."""
     return [
         r
         for r in group.rollouts
@@ -77,11 +71,8 @@ def comparable(group: Group, version: int) -> list[Rollout]:
 
 
 def agreement(engine: TrainerEngine, rollouts: Sequence[Rollout]) -> Agreement:
-    """Compare the weights that the trainer holds with those that sampled; collective, and changes nothing.
-
-    Args:
-        engine: between two updates.
-        rollouts: the same on every rank, sampled by the weights that the engine holds.
+    """Compare the trainer's weights, between two updates, with the sampler's. It is collective, with the same rollouts
+    on every rank, sampled by the engine's weights; and changes nothing.
     """
     mini_batch = engine.prepare([sampled_sequence(r, r.prompt_ids, np.ones(len(r.token_ids))) for r in rollouts])
     sums = torch.zeros(4, dtype=torch.float64, device=device())
@@ -96,11 +87,8 @@ def agreement(engine: TrainerEngine, rollouts: Sequence[Rollout]) -> Agreement:
 
 
 def limit_of(recipe: Recipe, version: int) -> float:
-    """The largest disagreement of a sound run, by the number formats of the recipe unless it names one.
-
-    Args:
-        recipe: of the run.
-        version: of the weights that sampled; those after version 0 were rounded to ``training.weights_dtype``.
+    """Largest disagreement of a sound run: the recipe's, or by number formats. Versions after 0 were rounded to
+    ``training.weights_dtype``.
     """
     if recipe.resilience.sampler_disagreement is not None:
         return recipe.resilience.sampler_disagreement
@@ -112,17 +100,6 @@ def limit_of(recipe: Recipe, version: int) -> float:
 
 
 def refuse_disagreement(agreement: Agreement, recipe: Recipe, version: int, where: object) -> None:
-    """Refuse to learn from traces of another policy than the one that the trainer holds.
-
-    Args:
-        agreement: the same on every rank.
-        recipe: of the run.
-        version: of the weights that sampled.
-        where: the group is, for messages.
-
-    Raises:
-        UserError: the disagreement is above the limit, or not a number.
-    """
     limit = limit_of(recipe, version)
     if agreement.disagreement <= limit:
         log.info("the trainer's log-probabilities are the sampler's: %s", agreement)
@@ -133,14 +110,17 @@ def refuse_disagreement(agreement: Agreement, recipe: Recipe, version: int, wher
         where=where,
         expected=f"a disagreement of at most {limit:g} with training.precision: {recipe.training.precision.value} "
         f"and serving.dtype: {recipe.serving.dtype}; no update was made",
-        advice="what usually causes it: number formats that differ (serving.dtype, training.precision), another RoPE "
-        "table (rope_scaling with a longer limit), a tensor of the checkpoint that one side did not load, another "
-        "temperature, or an attached server with another model or chat template; the logs of the first inference task "
-        "and of the trainer name what they loaded. Where the difference is known and wanted: mrt-hpc submit RUN "
-        f"with --set resilience.sampler_disagreement={_rounded_up(agreement.disagreement, limit):g}",
+        advice=Advice(
+            "what usually causes it: number formats that differ (serving.dtype, training.precision), "
+            "another RoPE table (rope_scaling with a longer limit), a tensor of the checkpoint that "
+            "one side did not load, or another temperature; the logs of the first inference task and of "
+            "the trainer name what they loaded. Where the difference is known and wanted: mrt-hpc submit RUN "
+            "--set resilience.sampler_disagreement={rounded_up}",
+            rounded_up=f"{_round_up(agreement.disagreement, limit):g}",
+        ),
     )
 
 
-def _rounded_up(disagreement: float, limit: float) -> float:
-    """A limit above a disagreement, with one digit; twice the present one where that is not a number."""
+def _round_up(disagreement: float, limit: float) -> float:
+    """A limit above the disagreement, with one digit; twice the present one for NaN."""
     return float(f"{1.5 * disagreement:.0e}") if np.isfinite(disagreement) else 2 * limit

@@ -102,7 +102,7 @@ def sequences(tiny: bool) -> list[TrainingSequence]:
 
 def scored(model: PreTrainedModel, kernels: Kernels, batch: Sequence[TrainingSequence]) -> Scored:
     vars(model.get_output_embeddings()).pop("forward", None)  # what an earlier way fused
-    model.set_attn_implementation(PACKED_ATTENTION if kernels.in_one_row else "sdpa")
+    model.set_attn_implementation(PACKED_ATTENTION if kernels.is_one_row else "sdpa")
     model.zero_grad()
     policy, laid = Policy(model, 1.0, False, kernels), lay_out(kernels.batching, batch).to(device())
     logprobs, _ = policy(laid, logit_chunks(laid.trained_tokens, policy.vocabulary))

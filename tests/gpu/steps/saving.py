@@ -59,7 +59,7 @@ class Saved:
 
     def publish(self, trainer: TrainerEngine) -> dict[str, Any]:
         """Gather and write the weights; the files have the bits that the forward pass reads."""
-        gathered, gather_s = timed(lambda: export.gathered(trainer, DTYPE))
+        gathered, gather_s = timed(lambda: export.gather_weights(trainer, DTYPE))
         _, write_s = timed(lambda: weights.publish(self.layout, 1, gathered.write))
         version = self.layout.weights_version(1)
         stored = {name: t for file in version.glob("*.safetensors") for name, t in load_file(file).items()}

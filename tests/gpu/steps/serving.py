@@ -18,7 +18,6 @@ from paper_sequences import config_of
 
 from mrt_hpc.inference.client import Completion, GenerationClient, SamplingSettings, connect
 from mrt_hpc.inference.server import VllmServer
-from mrt_hpc.inference.server_control import Address
 from mrt_hpc.inference.server_start import ServerSettings
 from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.recipe.sections import WeightSwap
@@ -104,7 +103,7 @@ class Served:
 
     def ask(self, question: Callable[[GenerationClient], Awaitable[list[Completion]]]) -> list[Completion]:
         async def connected() -> list[Completion]:
-            async with connect(Address.of_socket(self.server.socket), self.server.key) as client:
+            async with connect(self.server.socket, self.server.key) as client:
                 return await question(client)
 
         return asyncio.run(connected())

@@ -1,0 +1,185 @@
+"""Checks of the run directory and its filesystem."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from mrt_hpc.backends.slurm.plain_paths import require_plain_path
+from mrt_hpc.cluster.doctor.checks import CheckResult, doubtful, fails, ok
+from mrt_hpc.cluster.doctor.situation import Situation
+from mrt_hpc.cluster.filesystems import (
+    OPERATIONS,
+    Filesystem,
+    existing_ancestor,
+    filesystem,
+    gigabytes,
+    trial_folder,
+    try_operations,
+)
+from mrt_hpc.plan.hours import BYTES, count_problems, model_billions
+from mrt_hpc.plan.jobs import Plan
+from mrt_hpc.recipe.ownership import refuse_to_write
+from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.run.layout import RunLayout
+
+OTHER_PLACE = "choose another place for the run: --run DIRECTORY"
+CHECKPOINT_BYTES = 12
+DELTA_SHARE = 0.2
+"""The size of a delta as a share of a whole model's; less at usual learning rates."""
+SPARE = 1.5
+"""Less than this factor of room is doubtful: traces and logs come on top."""
+FILES_OF_A_GROUP, FILES_OF_A_TASK, FILES_OF_A_RANK, FILES_OF_A_PROBLEM = 8, 15, 4, 3
+"""The most files and folders: of an iteration's group, of a task, of one rank's part of a checkpoint or weights
+version, and of an evaluated problem.
+"""
+CLOCK_S = 5.0
+
+
+def run_directory(situation: Situation) -> Iterator[CheckResult]:
+    """The run directory can be made, or is this user's."""
+    root, layout = situation.root, RunLayout(situation.root)
+    require_plain_path(layout)
+    if root.exists():
+        refuse_to_write(root)
+        if any(root.iterdir()) and not layout.recipe_lock.is_file():
+            yield fails(f"{root} is not empty, and is not a run", OTHER_PLACE)
+        else:
+            yield ok(f"{root} is there, and only you can write to it")
+        return
+    above = existing_ancestor(root)
+    if not above.is_dir():
+        yield fails(f"{above} is a file", OTHER_PLACE)
+        return
+    with trial_folder(above):
+        yield ok(f"{root} can be made in {above}")
+
+
+def operations(situation: Situation) -> Iterator[CheckResult]:
+    """The filesystem does what results, leases and commits rely on."""
+    for trial in try_operations(existing_ancestor(situation.root), OPERATIONS):
+        about = f"({trial.name})"
+        if trial.problem:
+            yield fails(f"{trial.problem}; it is needed so that {trial.what_for}", OTHER_PLACE, about=about)
+        else:
+            yield ok(f"tried in {existing_ancestor(situation.root)}", about=about)
+
+
+def is_shared(situation: Situation) -> Iterator[CheckResult]:
+    """Compute nodes see the run directory: a node has said so, or the filesystem's type is shared."""
+    if situation.slurm is None or any(answer.facts for answer in situation.answers):
+        return  # a node that has answered has written its answer there
+    disk = filesystem(situation.root)
+    said = f"/proc/self/mountinfo: {disk.type} at {disk.mount_point}"
+    yield shared_or_doubtful(
+        disk, said, "--on-node shows whether they see it; else --run DIRECTORY on a shared filesystem"
+    )
+
+
+def shared_or_doubtful(disk: Filesystem, said: str, remedy: str) -> CheckResult:
+    doubt = f"{said}, which is not known to be shared with compute nodes"
+    return ok(said) if disk.is_shared else doubtful(doubt, remedy)
+
+
+def space(situation: Situation) -> Iterator[CheckResult]:
+    """Checkpoints and weights versions have room."""
+    disk = filesystem(situation.root)
+    needed = None if situation.recipe is None else bytes_needed(situation.recipe)
+    if needed is None:
+        yield ok(disk.facts_text())
+        return
+    said = f"checkpoints and weights need {gigabytes(needed)}; {disk.facts_text()}"
+    remedy = (
+        f"{_make_room(disk)}, lower training.keep_checkpoints or training.keep_weights, or evaluate less often; or "
+        f"{OTHER_PLACE}"
+    )
+    yield _room(needed, disk.writable_bytes, said, remedy, "; traces come on top")
+
+
+def _room(needed: float, free: float, said: str, remedy: str, doubt: str = "") -> CheckResult:
+    if needed > free:
+        return fails(said, remedy)
+    return doubtful(f"{said}{doubt}", remedy) if needed * SPARE > free else ok(said)
+
+
+def _make_room(disk: Filesystem) -> str:
+    return "make room" if disk.quota is None else f"make room, or ask for more quota ({disk.quota.command})"
+
+
+def bytes_needed(recipe: Recipe) -> float | None:
+    """None for an unknown model size. One more of each is being written, and evaluated versions stay. The oldest
+    version may be a delta, and need all from its whole model on.
+    """
+    billions = model_billions(recipe)
+    if billions is None:
+        return None
+    training = recipe.training
+    checkpoints = CHECKPOINT_BYTES * (training.keep_checkpoints + 1)
+    versions = training.keep_weights + 1 + len(recipe.evaluated_versions) + _chain(recipe, DELTA_SHARE)
+    return billions * 1e9 * (checkpoints + BYTES[training.weights_dtype] * versions)
+
+
+def _chain(recipe: Recipe, share: float) -> float:
+    """The oldest versions' origin: a whole model, and deltas that count as a share of one."""
+    deltas = recipe.training.full_weights_every - 1
+    return 1 + (deltas - 1) * share if deltas else 0
+
+
+def models_on_node_bytes(recipe: Recipe) -> float | None:
+    """Of models put together from deltas; None for an unknown model size. Up to ``max_staleness + 1`` are in use, and
+    one more is being made.
+    """
+    if recipe.training.full_weights_every == 1:
+        return 0.0
+    billions = model_billions(recipe)
+    if billions is None:
+        return None
+    return billions * 1e9 * BYTES[recipe.training.weights_dtype] * (recipe.schedule.max_staleness + 2)
+
+
+def files(situation: Situation) -> Iterator[CheckResult]:
+    disk = filesystem(situation.root)
+    if situation.recipe is None or situation.plan is None or (free := disk.writable_files) is None:
+        return
+    needed = files_needed(situation.recipe, situation.plan)
+    said = f"about {needed:,} files are needed, and {free:,} can be created; {disk.facts_text()}"
+    yield _room(needed, free, said, f"remove files, or ask for a higher limit of files; or {OTHER_PLACE}")
+
+
+def files_needed(recipe: Recipe, plan: Plan) -> int:
+    """The most files and folders of a run at a time; past iterations' groups become one file each."""
+    groups = recipe.sampling.problems_per_iteration or 0
+    live = recipe.schedule.max_staleness + recipe.training.checkpoint_every + 2
+    versions = recipe.evaluated_versions
+    problems = sum(count_problems(benchmark.problems) or 0 for benchmark in recipe.evaluation.benchmarks)
+    kept = recipe.training.keep_checkpoints + recipe.training.keep_weights + len(versions) + 2
+    kept += recipe.training.full_weights_every - 1
+    return (
+        live * groups * FILES_OF_A_GROUP
+        + len(versions) * problems * FILES_OF_A_PROBLEM
+        + plan.tasks * FILES_OF_A_TASK
+        + kept * FILES_OF_A_RANK * (recipe.resources.trainer.ranks + 4)
+        + recipe.schedule.iterations * 4
+    )
+
+
+def server_clock(situation: Situation) -> Iterator[CheckResult]:
+    above = existing_ancestor(situation.root)
+    skew = _skew(above)
+    said = (
+        f"a file written in {above} is dated {abs(skew):.1f} s {'after' if skew > 0 else 'before'} this machine's clock"
+    )
+    if abs(skew) > CLOCK_S:
+        yield doubtful(said, "ask the administrators: the clocks of file server and login node differ (`timedatectl`)")
+    else:
+        yield ok(said)
+
+
+def _skew(place: Path) -> float:
+    """Seconds by which the filesystem's clock is ahead."""
+    with trial_folder(place) as folder:
+        before = time.time()
+        (folder / "now").write_text("now")
+        dated, after = (folder / "now").stat().st_mtime, time.time()
+    if before - 1 <= dated <= after:  # the system stamps files with a clock that ticks slower
+        return 0.0
+    return dated - after

@@ -1,0 +1,89 @@
+"""Checks which ways of asking for an answer and of judging it fit together. Every refusal names the field to change
+first, and the reason.
+"""
+
+from typing import TYPE_CHECKING
+
+from mrt_hpc.recipe.base import misfit
+from mrt_hpc.recipe.sections import Prompt
+
+if TYPE_CHECKING:
+    from mrt_hpc.recipe.schema import Experiment
+
+
+def prompt_fits(recipe: "Experiment") -> None:
+    """Refuse a thought that is opened and never closed, and shots without examples."""
+    evaluation = recipe.evaluation
+    _one_prompt_fits("prompt", recipe.prompt)
+    _one_prompt_fits("evaluation.prompt", evaluation.prompt)
+    for number, benchmark in enumerate(evaluation.benchmarks):
+        _one_prompt_fits(f"evaluation.benchmarks.{number}.prompt", benchmark.prompt)
+
+
+def _one_prompt_fits(field: str, prompt: Prompt | None) -> None:
+    if prompt is None:
+        return
+    if prompt.shots and prompt.examples is None:
+        raise misfit(f"{field}.examples", f"a file of examples where {field}.shots is {prompt.shots}")
+    if prompt.thought_start and not prompt.thought_end:
+        raise misfit(
+            f"{field}.thought_start",
+            'an empty text ("") where prompt.thought_end is empty: a model that writes no closing tag gets no opening '
+            "one",
+        )
+
+
+def verifiers_fit(recipe: "Experiment") -> None:
+    """Refuse a prover that opens a box where the verifier of the problems reads none."""
+    benchmarks = [benchmark.problems for benchmark in recipe.evaluation.benchmarks]
+    sections = (("prover", recipe.prover, [recipe.data]), ("evaluation.prover", recipe.evaluation.prover, benchmarks))
+    for field, prover, problems in sections:
+        verifiers = [v for source in problems if (v := getattr(source, "verifier", None)) is not None]
+        unboxed = [v.type for v in verifiers if not v.reads_boxes]
+        if prover is not None and prover.opens_box and unboxed:
+            raise misfit(
+                f"{field}.type",
+                f"one that opens no box, such as forced_answer with a text of your own: verifier {unboxed[0]} "
+                "looks for no box",
+            )
+
+
+def extraction_fits(recipe: "Experiment") -> None:
+    """Refuse a rule of extraction beside a verifier with its own."""
+    benchmarks = {f"evaluation.benchmarks.{n}.problems": b.problems for n, b in enumerate(recipe.evaluation.benchmarks)}
+    for field, source in {"data": recipe.data, **benchmarks}.items():
+        rule, verifier = getattr(source, "extraction", None), getattr(source, "verifier", None)
+        if rule is not None and verifier is not None and not verifier.reads_boxes:
+            raise misfit(
+                f"{field}.extraction",
+                f"null: verifier {verifier.type} reads no boxes, and finds answers by its own rule",
+            )
+
+
+def evaluation_fits(recipe: "Experiment") -> None:
+    evaluation, prover = recipe.evaluation, recipe.evaluation.prover
+    for benchmark in evaluation.benchmarks:
+        if benchmark.mode is not None:
+            benchmark.mode.check(recipe.sampling_of(benchmark))
+    if prover is None:
+        return
+    if prover.model is not None:
+        raise misfit(
+            "evaluation.prover.model", "null: regret is measured with the evaluated policy as its own prover", "null"
+        )
+    if not prover.values_stopping:
+        raise misfit(
+            "evaluation.prover.type",
+            f"one that estimates how often stopping at once answers right, not {prover.type}: regret is made of that",
+        )
+    if evaluation.regret_tokens == "all" and not prover.samples_answers:
+        raise misfit(
+            "evaluation.regret_tokens", f"sampled with prover {prover.type}, which samples no answers to be counted"
+        )
+    if max(evaluation.budgets, default=0) > evaluation.max_tokens:
+        raise misfit(
+            "evaluation.regret_budgets", "no more than evaluation.max_tokens: nothing is known of longer traces"
+        )
+
+
+OF_ALL = (prompt_fits, verifiers_fit, extraction_fits, evaluation_fits)

@@ -1,0 +1,155 @@
+"""Every command of README and the pages is typed as it stands there, by somebody with an empty home, in a folder of its
+page: it ends well, or it begins its work, or it is refused with the sentence that the table has for it.
+"""
+
+import gzip
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from data_files import parquet
+from documents import DOCS, README, ROOT, Command, blocks, commands
+from new_user import Ended, NewUser
+
+from mrt_hpc.errors import ExitCode
+from mrt_hpc.run.layout import RunLayout
+
+PAGES = [README, *DOCS, ROOT / "recipes" / "README.md"]
+QUICKSTART = "runs/quickstart"
+FINISHED = ("quickstart", "smoke", "grpo", "mrt-online", "mrt-online-1.5b", "quickstart-slurm")
+"""The runs at which pages look. Those that take GPUs, or a model of the hub, are copies of the quickstart here."""
+SHARED = "/shared/me"
+"""The user's folder on a cluster, as the pages call it."""
+STANDS_FOR = {"RUN": QUICKSTART, "RECIPE": "quickstart"}
+"""What is typed for some of the names that stand for many things; others are typed as they are."""
+EXAMPLES = ("my_mode", "my_verifier", "my_service", "my_queue")
+"""What a user copies as docs/extending.md says, which writes out the command for `my_method` alone."""
+BEGINS = "begins"
+"""The outcome of a command that works for minutes: a task of it runs, and Ctrl-C ends it."""
+
+OUTCOMES = (
+    # Without a hub.
+    (r"^(model|data) fetch (?!--list)|^data .*hub:", "the hub cannot be reached"),
+    (r"^data check (FILE|.*--against data/math500.jsonl)", "no such data file"),
+    (r"^eval models/", "this is neither a model directory nor a run directory"),
+    # Without a GPU.
+    (r"^submit (quickstart .*gpus=1|mrt_online|grpo|smoke.yaml)", "this machine has 0"),
+    (r"^doctor .*gpus=1$", "jobs ask for GPUs"),
+    # Without a cluster; tests/slurm types these on one.
+    (r"^doctor .*--on-node", "this site has no nodes to ask"),
+    (r"^plan quickstart .*--sbatch", "jobs on this machine have no scripts"),
+    (r"^container build .*--on-node", "this needs the profile of a Slurm cluster"),
+    (r"^container (build|check|shell) .", "the command apptainer was not found"),
+    (r"^init", "this has to be asked, and there is no terminal"),
+    # Of runs that are not there: they take days, or have a name that stands for many.
+    (r"BASE|DIRECT|LINEARISED|TRAINED|ATTEMPTS|EXTRAPOLATED|EVALDIR|NEWPATH", "run directory"),
+    (r"^(status|cost|report|cancel) /shared", "not a run directory"),
+    (r"^(compare|analyze|report) .*(grpo-|eval-paper|mrt-0)", " a run directory"),
+    # Of runs that are longer, that go on, that track, or whose answers were forced.
+    (r"^explain .*inference\[3\]", "has no such task"),
+    (r"^fork .*--at 124", "the run has no such weights version"),
+    (r"^submit (RUN|runs/.*) --set schedule.iterations=300", "this would change what was done"),
+    (r"^cancel .", "no job and no process of this run is running"),
+    (r"^clean (?!.*--yes).", "nothing was removed: there is no terminal to ask at"),
+    (r"^sync .", "this run was trained without W&B"),
+    (r"^analyze (regret|progress) runs/mrt-online-1.5b", "the prefixes of these samples were not valued"),
+    (r"^analyze regret RUN --against-voting", "needs 8 answers that were forced at each prefix"),
+    (r"^analyze scaling runs/mrt-online-1.5b", "no answers that were forced at all prefixes"),
+    # Of runs that have only begun here.
+    (r"^compare runs/quickstart( runs/alpha|-sweep)", "has no complete evaluation"),
+    # Names of commands in sentences, and names that stand for many things.
+    (r"^(submit|plan|fork|sync|eval|cost|cancel|check)$", "Error: Missing argument"),
+    (r"^(data prepare|recipes copy|container build)$", "Error: Missing argument"),
+    (r"^(compare|report)$", "Error: name what is"),
+    (r"^(analyze|analyze NAME|)$", "Usage: mrt-hpc"),
+    (r"^data prepare (SOURCE|FILE)", "no such source"),
+    # Work of minutes.
+    (r"^(fork|analyze regret runs/quickstart|eval runs/quickstart@0,last)", BEGINS),
+    (r"^submit (quickstart --sweep|small_world/grpo small_world/mrt_online|runs/quickstart-sweep|my_recipe)", BEGINS),
+)
+"""The first expression that is found in a command decides how it ends; a command without one ends well."""
+
+
+def outcome_of(words: tuple[str, ...]) -> str | None:
+    line = " ".join(words)
+    return next((outcome for pattern, outcome in OUTCOMES if re.search(pattern, line)), None)
+
+
+def commands_once() -> dict[Path, list[Command]]:
+    """The commands of each page, copies of files first, without those that a page before it has, except where they
+    read or make a file of the page.
+    """
+    seen: set[tuple[str, ...]] = set()
+    found: dict[Path, list[Command]] = {}
+    for page in PAGES:
+        new = dict.fromkeys(c for c in commands(page) if c.words not in seen or names_own_file(c))
+        found[page] = sorted(new, key=lambda command: command.words[:2] != ("recipes", "copy"))
+        seen |= {command.words for command in new}
+    return found
+
+
+def names_own_file(command: Command) -> bool:
+    return any(re.fullmatch(r"\w+\.yaml|example:\w+", word) for word in command.words)
+
+
+ONCE = commands_once()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+def at_work(page: Path, home: Path, folder: Path, finished: Path) -> NewUser:
+    """The reader of a page, with the runs and the files that the page has."""
+    user = NewUser(home, folder)
+    named = {word for command in commands(page) for word in re.findall(r"runs/([\w.-]+)", " ".join(command.words))}
+    for name in {*named, "quickstart"} & {*FINISHED}:
+        shutil.copytree(finished, folder / "runs" / name)
+    quiz = b'{"question": "1 + 5?", "options": ["A)6", "B)7"], "rationale": "Add.", "correct": "A"}\n'
+    for name, content in {
+        "rows.jsonl": b'{"question": "What is 1 + 1?", "answer": "2"}\n',
+        "rows.parquet": parquet([{"question": "What is 1 + 2?", "answer": "3"}]),
+        "rows.json": b'[{"text": "What is 1 + 3?", "label": "4"}]',
+        "svamp.json": b'[{"Body": "Ann has 5 bags.", "Question": "How many are there?", "Answer": 5}]',
+        "quiz.jsonl.gz": gzip.compress(quiz),
+    }.items():
+        (folder / name).write_bytes(content)
+    if any("recipes/" in word for command in commands(page) for word in command.words):
+        shutil.copytree(ROOT / "recipes", folder / "recipes")
+    for language, text in blocks(page):
+        if language == "yaml" and (name := re.match(r"^# (\w+\.yaml)\n", text)):
+            (folder / name[1]).write_text(text)
+    for example in EXAMPLES if page.name == "extending.md" else ():
+        assert user.types("recipes", "copy", f"example:{example}").status == 0
+    return user
+
+
+def typed(user: NewUser, words: tuple[str, ...]) -> Ended:
+    whole = [STANDS_FOR.get(word, word.replace(SHARED, str(user.folder / "shared"))) for word in words]
+    if outcome_of(words) == BEGINS:
+        return user.begins(*whole)
+    return user.looks(*whole) if "--watch" in words else user.types(*whole)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_of_a_page_ends_as_it_should(
+    page: Path, home: Path, tmp_path: Path, quickstart: RunLayout
+) -> None:
+    user = at_work(page, home, tmp_path, quickstart.root)
+    wrong = []
+    for command in ONCE[page]:
+        outcome, (status, printed) = outcome_of(command.words), typed(user, command.words)
+        expected = {None: ExitCode.OK, BEGINS: ExitCode.INTERRUPTED}.get(outcome)
+        is_right = outcome in printed and status if expected is None else status == expected
+        wrong += [] if is_right else [f"mrt-hpc {' '.join(command.words)}: {outcome}, ended with {status}\n{printed}"]
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_no_command_is_left_out_and_every_outcome_is_that_of_a_command() -> None:
+    every = {command.words for page in PAGES for command in commands(page)}
+    assert {command.words for page in PAGES for command in ONCE[page]} == every
+    assert len(every) > 150
+    for pattern, _ in OUTCOMES:
+        assert any(re.search(pattern, " ".join(words)) for words in every), pattern

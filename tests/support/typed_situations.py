@@ -1,0 +1,397 @@
+"""The situations in which commands advise others: a mistake, or a state of a run, a line each."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+from basics import INFERENCE, TRAINER
+from evaluated import BENCHMARK, PROBLEMS, commit_traces, run_directory
+from situations import SITUATIONS, Situated
+from small_weights import publish_models
+from typed_advice import FINISHED, HERE, RUN, Scene, Situation, nothing
+
+from mrt_hpc.backends.sites import VARIABLE
+from mrt_hpc.run.problems import read_problems
+from mrt_hpc.run.task_state import TaskState
+
+NO_DATA = "no such data file"
+QUEUED = ("13|PENDING|N/A|Priority|",)
+
+
+def queue(*lines: str) -> Callable[[Scene], object]:
+    return lambda scene: scene.run.queue(*lines)
+
+
+def files(**texts: str) -> Callable[[Scene], object]:
+    """Files by their names, in which a dot is written as two underscores."""
+
+    def make(scene: Scene) -> None:
+        for name, text in texts.items():
+            scene.write(name.replace("__", "."), text)
+
+    return make
+
+
+def site(name: str) -> Callable[[Scene], object]:
+    return lambda scene: scene.patch.setenv(VARIABLE, name)
+
+
+def waits(reason: str) -> Callable[[Scene], object]:
+    return queue(f"13|PENDING|N/A|{reason}|")
+
+
+def state(task: str, state: TaskState, message: str = "", **fields: object) -> Callable[[Scene], object]:
+    return lambda scene: scene.run.task(task, state, attempt="13.0", message=message, **fields)
+
+
+def both(*makers: Callable[[Scene], object]) -> Callable[[Scene], object]:
+    def make(scene: Scene) -> None:
+        for each in makers:
+            each(scene)
+
+    return make
+
+
+def situated(one: Situated) -> Callable[[Scene], object]:
+    def make(scene: Scene) -> None:
+        one.make(scene.run)
+        scene.run.log(f"{TRAINER}/13_0_log.out", "begun\n")
+
+    return make
+
+
+def family(scene: Scene, *, lacks: bool = False) -> None:
+    """A sweep of two seeds, of which one may not be made."""
+    scene.types("submit", "quickstart", "--sweep", "seed=0,1", "--run", "family")
+    if lacks:
+        shutil.rmtree(scene.here / "family" / "seed=1")
+
+
+def running(scene: Scene) -> None:
+    """A process that runs the run, and ends when it is interrupted."""
+    scene.run.claim(running_process())
+
+
+def running_process() -> int:
+    sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
+    process = subprocess.Popen(sleeps, start_new_session=True, stderr=subprocess.DEVNULL)
+    threading.Thread(target=process.wait, daemon=True).start()
+    return process.pid
+
+
+def moved(scene: Scene) -> None:
+    shutil.move(scene.run.layout.root, scene.here / "moved")
+
+
+def copied(scene: Scene) -> None:
+    shutil.copytree(scene.here / FINISHED, scene.here / "runs" / "copy")
+
+
+def another_seed(scene: Scene) -> None:
+    copied(scene)
+    scene.replace(scene.here / "runs/copy/recipe.lock.yaml", "  seed: 0", "  seed: 1")
+
+
+def held(name: str, valued: bool = True, grader: str = "", problems: tuple[str, ...] = ()) -> Callable[[Scene], object]:
+    """A run of two weights versions that were evaluated on two problems."""
+
+    def make(scene: Scene) -> None:
+        layout = run_directory(scene.here / "runs" / name)
+        publish_models(layout, 0, 20)
+        for version in (0, 20):
+            for shard, problem in enumerate(read_problems(layout.benchmark_data(BENCHMARK))):
+                shown = problems[shard] if problems else problem.id
+                commit_traces(layout, version, shard, {shown: PROBLEMS["ab"[shard]]}, valued, grader)
+
+    return make
+
+
+def alone(scene: Scene) -> None:
+    """An evaluation on its own, which is queued."""
+    scene.types("eval", f"{FINISHED}@last", "--suite", "small_world", "--run", "runs/alone")
+
+
+SAID = {"explain": tuple(SITUATIONS), "status": ("a job waits for one that has failed",)}
+ON_A_RUN = {
+    f"{said}: {name}": Situation(
+        " ".join([said, "'a b'", *(SITUATIONS[name].words if said == "explain" else [])]),
+        situated(SITUATIONS[name]),
+        0,
+        moved if name == "a node does not see the run" else nothing,
+        {"NEWPATH": "moved"},
+    )
+    for said, names in SAID.items()
+    for name in names
+}
+STATES = {
+    "explain: the limit of an array": Situation("explain 'a b' segment-000.trainer", waits("JobArrayTaskLimit"), 0),
+    "explain: requeued too often": Situation(
+        "explain 'a b'", both(waits("JobHoldMaxRequeue"), lambda s: s.run.log(f"{TRAINER}/13_0_log.out", "begun\n")), 0
+    ),
+    "explain: a limit of jobs": Situation("explain 'a b'", waits("QOSMaxJobsPerUserLimit"), 0),
+    "explain: it can never start": Situation("explain 'a b'", waits("DependencyNeverSatisfied"), 0),
+    "explain: all is done": Situation("explain 'a b'", lambda s: s.run.done(), 0),
+    "explain: a task runs": Situation(
+        "explain 'a b' segment-000.trainer",
+        both(situated(SITUATIONS["both run"]), lambda s: s.run.task(INFERENCE, TaskState.RUNNING, attempt="12_0.0")),
+        0,
+    ),
+    "explain: a task is about to leave": Situation(
+        "explain 'a b' segment-000.trainer",
+        both(queue("13|RUNNING|1|None|node1"), state(TRAINER, TaskState.GAVE_BACK, "gave the nodes back: x")),
+        0,
+    ),
+    "explain: cancelled": Situation(
+        "explain 'a b'", both(queue(*QUEUED), lambda s: s.types("cancel", RUN), lambda s: s.run.queue()), 0
+    ),
+    "explain: the recipe is lost": Situation(
+        "explain 'a b'", lambda s: s.run.layout.recipe_lock.unlink(), 0, fills={"RUN": RUN, "RECIPE": "quickstart"}
+    ),
+    "explain: a record of a fork": Situation(
+        "report 'runs/c d'",
+        lambda s: s.finished.forked_from.write_text("{"),
+        by_hand=lambda s: s.finished.forked_from.unlink(),
+    ),
+    "explain: a stopped trainer and its incomplete report": Situation(
+        "explain 'a b'",
+        both(
+            state("report", TaskState.FAILED, "the report is incomplete: no weights\n  next:     mrt-hpc status RUN"),
+            state(TRAINER, TaskState.STOPPED, "stopped"),
+        ),
+        0,
+    ),
+    "explain: jobs of which the queue says nothing": Situation(
+        "explain 'a b' segment-000.trainer", lambda s: s.run.unreached(), 0, lambda s: s.run.queue()
+    ),
+}
+LOOKS = {
+    "status --watch into a pipe": Situation("status 'a b' --watch"),
+    "status of no run": Situation("status nowhere"),
+    "status of a folder of runs": Situation("status runs"),
+    "status of a folder in a run": Situation("status 'a b/tasks'"),
+    "status of a family that lacks a run": Situation(
+        "status family", lambda s: family(s, lacks=True), 0, fills={"RECIPE": "quickstart"}
+    ),
+    "runs": Situation("runs .", exits=0),
+    "no runs": Situation("runs empty", lambda s: (s.here / "empty").mkdir(), 0, fills={"DIR": "runs"}),
+    "explain a job with a slip": Situation("explain 'a b' segment-000.traner"),
+    "explain a task that is none": Situation("explain 'a b' segment-000.inference[9]"),
+    "logs that are not there": Situation("logs 'a b' evaluation"),
+    "logs of the server alone": Situation(
+        "logs 'a b' inference --server", lambda s: s.run.log(f"{INFERENCE}/12_0_log.out", "begun\n")
+    ),
+    "logs": Situation("logs 'runs/c d' trainer"),
+    "logs of a run that has ended": Situation("logs 'a b' --follow", lambda s: s.run.done(), 0),
+    "traces that are wrong": Situation("traces 'runs/c d' --wrong", exits=0),
+    "more traces": Situation("traces 'runs/c d' -n 1", exits=0),
+    "traces of no iteration": Situation("traces 'runs/c d' --iteration 77"),
+    "traces of a run that sampled nothing": Situation("traces 'a b'"),
+    "traces of no version": Situation("traces 'runs/c d' --evaluation 77"),
+    "cost of nothing": Situation("cost 'a b'", exits=0),
+    "cost": Situation("cost 'runs/c d'", exits=0),
+    "report of several": Situation("report 'a b' 'runs/c d'"),
+    "a report that is old": Situation(
+        "status 'runs/c d'", lambda s: (s.write(f"{FINISHED}/report.md", ""), os.utime(s.finished.report, (1, 1))), 0
+    ),
+    "fields with a slip": Situation("fields trainnig"),
+    "fields of a type": Situation("fields algorithm.mrt_onlin"),
+    "no such field": Situation("fields my_method"),
+    "fields as pages": Situation("fields training --markdown pages", lambda s: (s.here / "pages").mkdir()),
+}
+RECIPES = {
+    "recipes list": Situation("recipes list", exits=0),
+    "a copy of a recipe": Situation("recipes copy quickstart mine.yaml", exits=0),
+    "a copy of a suite": Situation("recipes copy small_world mine.yaml", exits=0),
+    "a copy of a site": Situation("recipes copy site.yaml mine.yaml", exits=0),
+    "a copy of an example": Situation(
+        "recipes copy example:my_method mine.py",
+        exits=0,
+        by_hand=files(my_recipe__yaml="extends: quickstart\nalgorithm: {type: 'mine:LastEpisode'}\n"),
+    ),
+    "a copy with a slip": Situation("recipes copy quikstart"),
+    "a copy of nothing": Situation("recipes copy zzzzzz"),
+    "a copy of a broken recipe": Situation(
+        "recipes copy open.yaml mine.yaml", files(open__yaml="{"), by_hand=files(open__yaml="extends: quickstart\n")
+    ),
+    "a copy of a broken recipe of one's own": Situation(
+        "recipes copy open --force",
+        files(**{"recipes/open__yaml": "{"}),
+        by_hand=files(**{"recipes/open__yaml": "extends: quickstart\n"}),
+    ),
+    "init again": Situation("init mine", both(lambda s: s.patch.delenv(VARIABLE), lambda s: s.types("init", "mine"))),
+    "doctor on a node of this machine": Situation("doctor --site local --on-node"),
+    "an example with a slip": Situation("recipes copy example:my_metod"),
+    "a recipe with a slip": Situation("plan quikstart"),
+    "no recipe": Situation("plan zzzzzz"),
+    "a run with a slip": Situation("plan runs/rum"),
+    "a recipe and a run of one name": Situation(
+        "plan quickstart", lambda s: shutil.copytree(s.run.layout.root, s.here / "quickstart")
+    ),
+    "a site profile as a recipe": Situation("plan site.yaml"),
+    "a suite as a recipe": Situation("plan suite.yaml"),
+    "a shape as a recipe": Situation("plan shapes/one_gpu", fills={"RECIPE": "mrt_online"}),
+    "a recipe of a shape": Situation("plan one_gpu/mrt_online"),
+    "a copy of a shape": Situation("recipes copy one_gpu one.yaml", exits=0),
+    "a broken shape": Situation(
+        "plan mrt_online --shape one.yaml", files(one__yaml="gpus: [\n"), by_hand=files(one__yaml="gpus: 1\n")
+    ),
+    "an empty recipe": Situation(
+        "plan empty.yaml", files(empty__yaml=""), by_hand=files(empty__yaml="extends: quickstart\n")
+    ),
+    "a broken recipe": Situation(
+        "plan open.yaml",
+        files(open__yaml="extends: quickstart\ntraining: {\n"),
+        by_hand=files(open__yaml="extends: quickstart\ntraining: {}\n"),
+    ),
+    "a site with a slip": Situation("plan quickstart --site nowhere"),
+    "a broken site": Situation(
+        "plan quickstart --site odd.yaml", files(odd__yaml="type: [\n"), by_hand=files(odd__yaml="type: local\n")
+    ),
+    "the default site is not there": Situation("plan quickstart", site("nowhere"), fills={"SITE": "cluster.yaml"}),
+    "a Slurm cluster and no site": Situation(
+        "submit quickstart",
+        both(
+            lambda s: s.patch.delenv(VARIABLE), lambda s: s.run.command("scontrol", "echo 'Slurmctld(primary) is UP'")
+        ),
+    ),
+}
+SUBMISSIONS = {
+    "submit": Situation("submit quickstart", exits=0),
+    "submit a sweep": Situation("submit quickstart --sweep seed=0,1 --run family", exits=0),
+    "a sweep of a run": Situation("submit 'a b' --sweep seed=0..1", fills={"RECIPE": "quickstart"}),
+    "two runs": Situation("submit 'a b' 'runs/c d'"),
+    "a sweep of recipes": Situation(
+        "submit quickstart --sweep recipe=quickstart,mine.yaml", files(mine__yaml="extends: quickstart\nname: mine\n")
+    ),
+    "a family with other fields": Situation("submit family --set seed=3", family),
+    "a run with another directory": Situation("submit 'a b' --run elsewhere"),
+    "a run with other data": Situation("submit 'a b' --data elsewhere"),
+    "another learning rate": Situation("submit 'a b' --set training.learning_rate=0.5"),
+    "another learning rate of a finished run": Situation("submit 'runs/c d' --set training.learning_rate=0.5"),
+    "more iterations of a finished run": Situation("submit 'runs/c d' --set schedule.iterations=300"),
+    "fewer iterations": Situation("submit 'runs/c d' --set schedule.iterations=3"),
+    "another suite": Situation("submit 'a b' --set evaluation.suite=small_world"),
+    "a run that is queued with other values": Situation(
+        "submit 'a b' --set schedule.iterations=9", queue(*QUEUED, "12|PENDING|N/A|Priority|")
+    ),
+    "a run that is queued elsewhere": Situation("submit 'a b' --site local", queue(*QUEUED)),
+    "a run that runs": Situation("submit 'a b'", running),
+    "a plan of a run that runs": Situation("plan 'a b' --set schedule.iterations=9", running, 0),
+    "data that is not there": Situation(
+        "submit mine.yaml", files(mine__yaml="extends: quickstart\ndata: {type: jsonl, path: none.jsonl}\n")
+    ),
+    "data of a name": Situation(
+        "submit mine.yaml", files(mine__yaml="extends: quickstart\ndata: {type: jsonl, path: math500.jsonl}\n")
+    ),
+    "a model that was not fetched": Situation(
+        "submit quickstart --set 'model={type: hugging_face, path: \"hub:a/b\"}'"
+    ),
+    "a model without weights": Situation(
+        "submit quickstart --set 'model={type: hugging_face, path: HERE/folder}'",
+        files(**{"folder/config__json": "{}"}),
+    ),
+    "too little memory": Situation(
+        "submit quickstart --set resources.trainer.memory_gib=0.1", fills={"SETTING": "training.batching"}
+    ),
+    "a job that Slurm refuses": Situation(
+        "submit quickstart", lambda s: s.run.command("sbatch", "echo 'error: invalid partition' >&2; exit 1")
+    ),
+    "a field that is none": Situation("plan quickstart --set training.lora.rank=3"),
+    "fork": Situation("fork 'a b' --at last"),
+    "fork at no version": Situation("fork 'runs/c d' --at 77"),
+    "fork with a model": Situation(
+        "fork 'runs/c d' --at last --set model.path=x", fills={"DIR": f"{HERE}/{FINISHED}/weights/v000004"}
+    ),
+    "a lock that is lost": Situation("submit 'a b'", lambda s: s.run.layout.recipe_lock.write_text("")),
+}
+LIFE = {
+    "cancel nothing": Situation("cancel 'runs/c d'"),
+    "cancel on another machine": Situation(
+        "cancel 'a b'",
+        lambda s: (shutil.rmtree(s.run.layout.jobs), s.run.layout.jobs.mkdir(), s.run.claim(7, "1", "other")),
+        by_hand=lambda s: s.run.claim(running_process()),
+    ),
+    "clean what is queued": Situation("clean 'a b'", queue(*QUEUED)),
+    "clean nothing": Situation("clean 'a b'", exits=0),
+    "clean without a terminal": Situation(
+        "clean 'runs/c d'", lambda s: s.write(f"{FINISHED}/set_aside/x/reason.txt", "no")
+    ),
+    "clean": Situation("clean 'runs/c d' --yes", lambda s: s.write(f"{FINISHED}/set_aside/x/reason.txt", "no"), 0),
+    "sync of a finished run": Situation("sync 'runs/c d'"),
+    "sync of a run without W&B": Situation("sync 'a b'"),
+    "regrade": Situation("regrade runs/held", both(site("local"), held("held")), 0),
+    "regrade what is queued": Situation("regrade 'a b'", both(site("local"), queue(*QUEUED))),
+    "sync of a run that has logged nothing": Situation(
+        "sync 'a b'", lambda s: s.types("submit", RUN, "--set", "tracking.wandb=true")
+    ),
+}
+EVALUATIONS = {
+    "eval of no version": Situation("eval 'runs/c d@99' --suite small_world"),
+    "eval of a version that was pruned": Situation("eval 'runs/c d@3' --suite small_world"),
+    "an evaluation that is not complete": Situation(
+        "compare runs/held@20 runs/late@20",
+        both(held("held"), held("late"), lambda s: shutil.rmtree(s.here / "runs/late/evals/v000020")),
+    ),
+    "eval with a suite with a slip": Situation("eval 'runs/c d' --suite smal_world"),
+    "eval of nothing": Situation("eval nowhere --suite small_world"),
+    "compare a run that is not evaluated": Situation("compare 'a b'"),
+    "compare one model": Situation("compare 'runs/c d@last'"),
+    "compare one arm": Situation("compare --arm 'x=runs/c d'", another_seed, fills={"NAME=RUN,RUN": "y=runs/copy"}),
+    "compare a model with itself": Situation("compare 'runs/c d@last' 'runs/c d@last'"),
+    "compare no version": Situation("compare 'runs/c d@3' 'runs/c d@last'"),
+    "compare no such version": Situation("compare 'runs/c d@77'"),
+    "compare with no benchmark": Situation("compare 'runs/c d' --benchmark none"),
+    "regret without values": Situation("analyze regret 'runs/c d'"),
+    "regret of nothing": Situation("analyze regret 'a b'"),
+    "scaling without votes": Situation("analyze scaling 'runs/c d'"),
+    "votes": Situation("analyze votes 'runs/c d'"),
+    "extrapolate": Situation("analyze extrapolate 'runs/c d'"),
+    "attempts": Situation("analyze attempts 'runs/c d'"),
+    "nothing in common": Situation("compare 'runs/c d@last' runs/held@last", held("held")),
+    "samples without values": Situation("analyze regret runs/held", held("held", valued=False)),
+    "samples without votes": Situation("analyze scaling runs/held", held("held", valued=False)),
+    "few forced answers": Situation("analyze regret runs/held --against-voting", held("held"), told=NO_DATA),
+    "other problems": Situation(
+        "compare runs/held@last runs/other@last", both(held("held"), held("other", problems=("p", "q")))
+    ),
+    "other problems of an analysis": Situation(
+        "analyze regret runs/held@last runs/other@last", both(held("held"), held("other", problems=("p", "q")))
+    ),
+    "two graders": Situation(
+        "compare runs/held@last runs/other@last",
+        both(site("local"), held("held", grader="x"), held("other", grader="y")),
+    ),
+    "extended nowhere": Situation(
+        "analyze regret runs/held@last --beyond runs/other@last", both(held("held"), held("other")), told=NO_DATA
+    ),
+    "boundaries of another kind": Situation("analyze extrapolate runs/held", held("held"), told=NO_DATA),
+    "a fork of an evaluation": Situation("fork runs/alone --at last", alone),
+    "an evaluation with another recipe": Situation("submit runs/alone --set evaluation.samples=99", alone),
+    "check a class with an evaluation": Situation(
+        "check mine:LastEpisode --run runs/alone",
+        both(alone, lambda s: s.types("recipes", "copy", "example:my_method", "mine.py")),
+    ),
+    "check a class": Situation(
+        "check mine:LastEpisode --run 'a b'", lambda s: s.types("recipes", "copy", "example:my_method", "mine.py")
+    ),
+    "more samples than there are": Situation("compare 'runs/c d' --measure pass@99"),
+}
+DATA = {
+    "data check of nothing": Situation(
+        "data check nowhere.jsonl",
+        files(source__jsonl='{"problem": "1+1", "answer": "2"}\n'),
+        fills={"SOURCE": "source.jsonl"},
+    ),
+    "data check with no verifier": Situation(
+        "data check x.jsonl --verifier none", files(x__jsonl='{"problem": "1"}\n')
+    ),
+    "data fetch of nothing": Situation("data fetch nothing"),
+    "data fetch --list": Situation("data fetch --list", exits=0),
+    "data fetch without a name": Situation("data fetch"),
+    "data prepare of no hub name": Situation("data prepare hub:x out.jsonl", told="the hub cannot be reached"),
+    "model fetch of no name": Situation("model fetch nothing"),
+}
+EVERY = {**ON_A_RUN, **STATES, **LOOKS, **RECIPES, **SUBMISSIONS, **LIFE, **EVALUATIONS, **DATA}

@@ -1,0 +1,143 @@
+"""Every command that a text of the package advises is typed in a situation that prints it, and is taken there."""
+
+import ast
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from advice_places import Place, places, places_in
+from basics import TRAINER
+from canned_queue import CannedRun
+from new_user import AT_WORK, NewUser
+from typed_advice import FINISHED, RUN, Outcome, Scene, Situation, Theatre, command_of, commands_in, nothing
+from typed_situations import EVERY, NO_DATA, moved
+
+from mrt_hpc.run.layout import AGAIN, RunLayout
+from mrt_hpc.run.task_state import TaskState
+
+Tried = Callable[[str], Outcome]
+OF_TASKS = ("attempt/", "inference/", "roles/", "run/", "training/")
+"""Where advice is written that a task records when it fails."""
+OF_COMMANDS = ("roles/run_samples.py", "run/archive.py unsampled_error", "run/family.py", "run/fork_record.py")
+"""Files and functions there whose advice only commands print."""
+VALUES = {"role": "trainer", "again": AGAIN, "status": "mrt-hpc status RUN", "at": "sampling", "tokens": "600"}
+"""What the named parts of such advice are in a run; another one is a number."""
+
+
+def of_a_task(place: Place) -> Situation:
+    """A task of a run has failed with this advice: one that has trained where a fork is advised, and one that is queued
+    where a job is to be cancelled.
+    """
+    name = FINISHED if "mrt-hpc fork" in place.text else RUN
+
+    def make(scene: Scene) -> None:
+        run = CannedRun(RunLayout(scene.here / name), scene.run.commands)
+        values = {**VALUES, "run": run.layout.word, "place": run.layout.word}
+        advice = re.sub(
+            r"\{(\w*)\}", lambda match: values.get(match[1], "8"), place.text.partition("next:")[2] or place.text
+        )
+        run.task(TRAINER, TaskState.FAILED, attempt="13.0", message=f"it does not work\n  next:     {advice}")
+        run.log(f"{TRAINER}/13_0_log.out", "begun\n")
+        if "mrt-hpc cancel" in place.text:
+            run.queue("12_0|PENDING|N/A|Priority|")
+
+    by_hand = moved if "NEWPATH" in place.text else nothing
+    return Situation(f"explain '{name}' {TRAINER}", make, 0, by_hand, {"NEWPATH": "moved"}, NO_DATA)
+
+
+RECORDED = {
+    place.name: of_a_task(place)
+    for place in places()
+    if place.file.startswith(OF_TASKS) and not place.name.startswith(OF_COMMANDS)
+}
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tried]:
+    """The outcome of a situation, which is tried once."""
+    with pytest.MonkeyPatch.context() as patch:
+        theatre = Theatre(tmp_path_factory.mktemp("theatre"), patch)
+        yield cache(lambda name: theatre.tried({**EVERY, **RECORDED}[name]))
+
+
+ON_A_CLUSTER = "the cluster, the node or the image that it is about is asked: tests/unit/test_doctor.py, test_init.py"
+NETWORK = "it is printed after something was fetched: tests/unit/test_model_fetch.py, test_datasets_prepare.py"
+OTHER_SAMPLES = "samples of a kind that no small run has: tests/unit/test_paper_results.py, test_analyses.py"
+AT_A_TERMINAL = "it is printed after Ctrl-C: tests/unit/test_terminal.py, test_logs_follow.py"
+UNREACHED = {
+    "api.py": "errors of Python functions: tests/unit/test_api.py",
+    "analysis/measures.py several_graders": "a report holds it, which names no one run",
+    "analysis/model_samples.py require_same_budgets": OTHER_SAMPLES,
+    "analysis/model_samples.py prover_options": "a suite of the package cannot be read",
+    "analysis/named_models.py _require_one_grader": OTHER_SAMPLES,
+    "analysis/named_models.py benchmarks_left_out": OTHER_SAMPLES,
+    "analysis/named_models.py evaluated_runs": OTHER_SAMPLES,
+    "analysis/paper_results.py": "commands of a page, which test_paper_results.py types",
+    "analysis/problem_measures.py curves_of": OTHER_SAMPLES,
+    "analysis/report/": "a report holds it as prose",
+    "analysis/scaling.py require_few_draws": OTHER_SAMPLES,
+    "backends/queued_jobs.py JobQueue.task_states": "it is typed on a machine of another cluster",
+    "backends/queued_jobs.py cancel_run": "a process that does not end within a minute, or a full disk",
+    "backends/sites.py read_settings": "another user can change the settings: tests/unit/test_default_site.py",
+    "backends/slurm/arrays.py": "prose of what the cluster refuses: tests/unit/test_slurm_submission.py",
+    "backends/slurm/queued_as.py": "what a cluster has changed in a job: tests/unit/test_slurm_submission.py",
+    "backends/slurm/reasons.py TURNS": "prose of plan",
+    "backends/slurm/site.py require_slurm": ON_A_CLUSTER,
+    "cli/container.py": ON_A_CLUSTER,
+    "cli/data.py": NETWORK,
+    "cli/doctor.py _conclusion": ON_A_CLUSTER,
+    "cli/fields.py": "the text of a page",
+    "cli/init.py": ON_A_CLUSTER,
+    "cli/life.py clean": "a process holds a removed file open on NFS: tests/unit/test_clean.py",
+    "cli/logs.py _follow": AT_A_TERMINAL,
+    "cli/recipes.py _example": "an installation without the examples",
+    "cli/status.py _watch": AT_A_TERMINAL,
+    "cluster/": ON_A_CLUSTER,
+    "datasets/conversion.py": NETWORK,
+    "datasets/named.py fetch_command": NETWORK,
+    "datasets/sources.py _hub_source": NETWORK,
+    "images.py": ON_A_CLUSTER,
+    "plan/shape.py shape_changes": "an evaluation on its own, which no scene has",
+    "recipe/model_files.py no_weights": NETWORK,
+    "recipe/ownership.py refuse_to_write": "another user's run: tests/unit/test_second_user.py",
+    "submit/submission.py objections_to": "an installation without graders",
+    "submit/upload.py _not_uploaded": "W&B cannot be reached: tests/unit/test_tracking.py",
+    "view/explain.py _explain_running": "a heart that stands still: tests/unit/test_explain.py",
+}
+"""The places that no situation here reaches, each with the reason. It only shrinks."""
+
+
+def is_unreached(place: Place) -> bool:
+    return any(place.name.startswith(begin) for begin in UNREACHED)
+
+
+@pytest.mark.parametrize("name", [*EVERY, *RECORDED])
+def test_what_is_advised_is_taken_when_it_is_typed(tried: Tried, name: str) -> None:
+    outcome = tried(name)
+    assert not outcome.faults, "\n".join([outcome.printed, *outcome.faults])
+
+
+def test_each_place_of_the_package_that_advises_a_command_has_a_situation(tried: Tried) -> None:
+    reached = {place.name for name in EVERY for place in tried(name).places}
+    left = [place for place in places() if place.name not in {*reached, *RECORDED}]
+    assert "\n".join(place.name for place in left if not is_unreached(place)) == ""
+    assert [begin for begin in UNREACHED if not any(one.name.startswith(begin) for one in left)] == [], "is reached now"
+
+
+def test_a_run_of_this_machine_that_was_stopped_goes_on_with_what_it_advises(tmp_path: Path) -> None:
+    user = NewUser.of(tmp_path)
+    user.begins("submit", "quickstart", "--site", "local")
+    said = user.types("explain", "runs/quickstart").printed
+    (advised,) = {shlex.join(command_of(words)) for words in commands_in(said)}
+    assert advised.startswith("submit ") and "Slurm" not in said
+    assert AT_WORK in user.begins(*shlex.split(advised)).printed
+
+
+def test_a_place_is_found_with_its_command_and_its_function() -> None:
+    source = "def f(run):\n    'a mrt-hpc plan'\n    raise E('x', advice=Advice('mrt-hpc status {run}', run=run))"
+    (place,) = places_in(ast.parse(source), "x.py")
+    assert (place.name, place.is_advice) == ("x.py f: mrt-hpc status {run}", True)
+    assert place.pattern.search("next: mrt-hpc status 'a b'")
