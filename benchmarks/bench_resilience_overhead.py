@@ -48,7 +48,7 @@ class Turn:
 def go_without_by_turns() -> None:
     """Change the modules of this process: each part of the machinery asks first whose turn it is."""
     from mrt_hpc.roles import inference, trainer
-    from mrt_hpc.roles.sampling import serving, weights_on_node
+    from mrt_hpc.roles.sampling import serving, verified_weights
     from mrt_hpc.roles.task import peers
     from mrt_hpc.run import atomic, groups, leases, manifest
 
@@ -80,13 +80,13 @@ def go_without_by_turns() -> None:
         """Never ends the server."""
 
     real_checksum = atomic.checksum
-    setattr(weights_on_node, "verify", verify_all)  # noqa: B010 - it is the name there that is looked up
+    setattr(verified_weights, "verify", verify_all)  # noqa: B010 - it is the name there that is looked up
     take_turns(inference.Worker, "has_weights", lambda _, work, __: work.iteration)
     take_turns(trainer.Trainer, "go_on", lambda self: self.iteration)
     leave_out(leases.Leases, "claim", lambda *_: True)
     leave_out(leases.Leases, "free", lambda _, positions: positions)
     leave_out(manifest, "checksums", lambda paths: ["" for _ in paths])
-    leave_out(weights_on_node, "verify", manifest.read_manifest)
+    leave_out(verified_weights, "verify", manifest.read_manifest)
     leave_out(groups, "verify", manifest.read_manifest)
     leave_out(atomic, "sync_file", lambda _: None)
     leave_out(peers.PeerWait, "check", lambda _: None)

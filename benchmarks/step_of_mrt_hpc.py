@@ -21,7 +21,7 @@ from step_worker import LEARNING_RATE, STEP, Load, Measured, Phases, serve
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.roles import inference, prepare, trainer
 from mrt_hpc.roles.sampling.round_sampler import NeedWatch, Rounds
-from mrt_hpc.roles.sampling.weights_on_node import verified_weights
+from mrt_hpc.roles.sampling.verified_weights import verified_weights
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Heart

@@ -19,7 +19,7 @@ from mrt_hpc.recipe.hub_models import HubModel, cached_directory, hub_model_of, 
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import EvaluatedModel, EvaluationRecipe, Recipe
 from mrt_hpc.run.layout import AT, FIRST, LAST, RunLayout, split_at, version_named
-from mrt_hpc.run.weights import full_versions, pin, published_versions, refuse_delta, release, run_models, stays
+from mrt_hpc.run.weights import pin, published_versions, release, run_models, stays
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,6 @@ def _each_once(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
 
 
 def _model(path: Path, versions: str | None) -> EvaluatedModel:
-    refuse_delta(path)
     if not (path / "config.json").is_file() or versions is not None:
         raise UserError(
             "this is neither a model directory nor a run directory",
@@ -77,10 +76,9 @@ def _model(path: Path, versions: str | None) -> EvaluatedModel:
 
 
 def _model_of_run(run: RunLayout, version: int) -> EvaluatedModel:
-    """A run's version; one not published yet will be a whole model, as it is pinned."""
-    path = run.weights_version(version)
-    refuse_delta(path)
-    return EvaluatedModel(name=f"{run.root.name}{AT}{version}", path=str(path), run=str(run.root), version=version)
+    """A run's version, which may be published later."""
+    path = str(run.weights_version(version))
+    return EvaluatedModel(name=f"{run.root.name}{AT}{version}", path=path, run=str(run.root), version=version)
 
 
 def _number(run: RunLayout, text: str) -> int:
@@ -142,7 +140,7 @@ def _job_versions(role: Role, iterations: range) -> range:
 
 def not_published(layout: RunLayout, version: int) -> UserError:
     """The refusal of a missing version."""
-    here, published, models = local_process(layout), published_versions(layout), full_versions(layout)
+    here, published = local_process(layout), published_versions(layout)
     gone = version < max(published, default=0)
     why = "it was pruned" if gone else "no queued job of the run will publish it"
     wait = (
@@ -153,7 +151,7 @@ def not_published(layout: RunLayout, version: int) -> UserError:
     return UserError(
         f"weights version {version} is not there: {why}",
         where=layout.weights,
-        expected=f"one of {', '.join(map(str, models))}" if models else "a run that has published weights",
+        expected=f"one of {', '.join(map(str, published))}" if published else "a run that has published weights",
         advice=wait or Advice("mrt-hpc status {run}", run=layout.root),
     )
 

@@ -24,7 +24,7 @@ from mrt_hpc.run.prompt_files import read_experiment
 from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.records import Gold, Rollout
 from mrt_hpc.run.retries import retry_action
-from mrt_hpc.run.weights import full_versions
+from mrt_hpc.run.weights import published_versions
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _regrade(
 
 def tokenizer_of(layout: RunLayout, experiment: Experiment, version: int) -> Path:
     """A model directory with a version's tokenizer: another version's where that is pruned."""
-    there = full_versions(layout)
+    there = published_versions(layout)
     if version in there or not experiment.trains:
         return layout.weights_version(version)
     return layout.weights_version(max(there, default=version))

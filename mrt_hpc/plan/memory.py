@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.hours import BYTES
 from mrt_hpc.recipe.choices import Precision
 from mrt_hpc.recipe.model_files import config_number, text_config
 from mrt_hpc.recipe.ownership import file_bytes
@@ -306,13 +305,6 @@ def trainer_memory(setting: TrainerSetting) -> TrainerMemory:
         _step(setting, states),
     )
     return max(moments, key=lambda moment: moment.whole)
-
-
-def last_published_bytes(setting: TrainerSetting) -> float:
-    """Rank 0's last published weights, which it keeps in node memory for deltas."""
-    if setting.training.full_weights_every == 1:
-        return 0.0
-    return BYTES[setting.training.weights_dtype] * setting.shape.parameters
 
 
 def _states(setting: TrainerSetting) -> TrainerMemory:

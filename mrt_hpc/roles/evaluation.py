@@ -32,7 +32,7 @@ from mrt_hpc.roles.prepare_checks import check_benchmark
 from mrt_hpc.roles.sampling.grading import grader_pool
 from mrt_hpc.roles.sampling.sampling_session import GradedGroup, SamplingSession, gather_in_order
 from mrt_hpc.roles.sampling.serving import OwnServers, client_of, room_of
-from mrt_hpc.roles.sampling.weights_on_node import publish_again, verified_weights
+from mrt_hpc.roles.sampling.verified_weights import publish_again, verified_weights
 from mrt_hpc.roles.stored_parts import StoredParts
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.shutdown import run_until_asked_to_leave

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from mrt_hpc.roles.sampling import rolling_sampler, round_sampler
 from mrt_hpc.roles.sampling.grading import grader_pool
 from mrt_hpc.roles.sampling.ray_cluster import join_nodes, lend_node, release_ranks, spans_nodes
 from mrt_hpc.roles.sampling.serving import OwnServers, Rest, client_of, room_of
-from mrt_hpc.roles.sampling.weights_on_node import LocalWeights, Prefetch, collecting_weights, verified_weights
+from mrt_hpc.roles.sampling.verified_weights import Prefetch, collecting_weights, verified_weights
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.shutdown import run_until_asked_to_leave
 from mrt_hpc.run.events import EventKind, Use
@@ -58,7 +58,6 @@ def _sample_segment(task: Task) -> None:
         with policy.load_ahead(), ExitStack() as stack:
             weights = verified_weights(task, 0)  # never removed, however long the server takes to start
             worker = Worker.of(task, problems, weights)
-            stack.enter_context(worker.local.open())
             equipment = stack.enter_context(start_equipment(policy, weights, worker.max_model_len, watch))
             rest = Rest(task.turn, equipment.servers)
             # other tasks have continued while the server started
@@ -128,11 +127,6 @@ class Worker:
     """Of the current round's weights."""
     prefetch: Prefetch | None = None
     """Verified while the last round was sampled."""
-    local: LocalWeights = field(init=False)
-    """Puts deltas together."""
-
-    def __post_init__(self) -> None:
-        self.local = LocalWeights(self.task.layout)
 
     @staticmethod
     def of(task: Task, problems: list[Problem], weights: Weights) -> "Worker":
@@ -168,7 +162,7 @@ class Worker:
             return ready
         if is_collection(work.iteration):
             return collecting_weights(self.task, work.version)
-        return verified_weights(self.task, work.version, self.local)
+        return verified_weights(self.task, work.version)
 
     def _is_loaded(self, version: int) -> bool:
         """Versions count as loaded by number and digest."""
@@ -178,7 +172,6 @@ class Worker:
         started = time.monotonic()
         server.load_weights(weights.directory, weights.version, swap)
         self.weights = weights
-        self.local.note_served(weights)
         self.task.events.emit(
             EventKind.WEIGHTS_LOADED,
             version=weights.version,
@@ -189,7 +182,7 @@ class Worker:
 
     def sample(self, work: round_sampler.Round, equipment: Equipment) -> None:
         """Claim, sample, grade and commit. Without draining, later rounds follow at once."""
-        self.prefetch = Prefetch(self.local, self.weights.version, self._last_version(work))
+        self.prefetch = Prefetch(self.task.layout, self.weights.version, self._last_version(work))
         with self.prefetch.watch_versions():
             run_until_asked_to_leave(self.task.shutdown, self._sample(work, equipment))
 

@@ -16,7 +16,7 @@ from mrt_hpc.run.atomic import sync_names
 from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
 from mrt_hpc.run.safetensors_file import refuse_not_finite
-from mrt_hpc.run.weights import publish, refuse_delta, release, take_over
+from mrt_hpc.run.weights import publish, release, take_over
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,6 @@ def publish_copy(task: Task, version: int, source: Path, field: str, *, trained:
     """Check a model directory's files and prompts, and publish it as a weights version; ``field`` of the recipe names
     it.
     """
-    refuse_delta(source)
     check_architecture(source, field, trained=trained)
     if (source / MANIFEST).exists():  # a weights version of another run
         task.retry(lambda: verify(source, anywhere=True), f"reading {source}")

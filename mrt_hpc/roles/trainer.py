@@ -17,7 +17,7 @@ from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.domains.small_world.equations import trace_quality
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.roles.sampling.weights_on_node import verified_weights
+from mrt_hpc.roles.sampling.verified_weights import verified_weights
 from mrt_hpc.roles.task.context import STATE, Task, is_trained
 from mrt_hpc.roles.task.peers import PeerWait
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
@@ -166,7 +166,7 @@ class Trainer:
         if what is Next.LEAVE:
             self._leave()
         elif what is Next.PUBLISH:
-            self.artifacts.publish(self.iteration, in_full=True)
+            self.artifacts.publish(self.iteration)
         elif what is Next.COMPARE:
             self._compare()
         else:

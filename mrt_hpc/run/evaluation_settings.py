@@ -26,7 +26,7 @@ from mrt_hpc.run.problems import data_checksum
 from mrt_hpc.run.prompt_files import PROMPT_FIELDS, prompt_contents
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.typed_file import Whole, read_if_there
-from mrt_hpc.run.weights import full_versions, published_versions
+from mrt_hpc.run.weights import published_versions
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ def versions_evaluated(layout: RunLayout) -> list[int]:
 
 
 def pruned_versions(layout: RunLayout, wanted: Iterable[int]) -> list[int]:
-    """Versions that training has passed and that are gone or no whole models: they cannot be evaluated."""
+    """Versions that training has passed and that are gone: they cannot be evaluated."""
     published = published_versions(layout)
-    return sorted(v for v in set(wanted).difference(full_versions(layout)) if v < max(published, default=0))
+    return sorted(v for v in set(wanted).difference(published) if v < max(published, default=0))
 
 
 def skipped_versions(layout: RunLayout) -> list[int]:
@@ -89,7 +89,7 @@ def skipped_versions(layout: RunLayout) -> list[int]:
     )
     kind = tuple[Whole, ...]
     passed = read_if_there(layout.versions_passed_over, kind, "the list of removed versions", (), advice=advice)
-    return sorted(set(passed).difference(full_versions(layout)))
+    return sorted(set(passed).difference(published_versions(layout)))
 
 
 def pass_over(layout: RunLayout, versions: Iterable[int]) -> None:

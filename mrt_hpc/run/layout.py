@@ -100,7 +100,7 @@ class RunLayout:
     weights = PathBelow("weights")
 
     def weights_version(self, version: int) -> Path:
-        """A Hugging Face directory, or a delta."""
+        """A Hugging Face directory."""
         return self.weights / f"v{version:06d}"
 
     pins = PathBelow("pins")

@@ -44,20 +44,6 @@ class StoredTensor:
     size: int
     """Bytes."""
 
-    def read(self) -> Bytes:
-        """[size]
-
-        Raises:
-            DamagedError: the file is gone, or too short.
-        """
-        try:
-            values = np.fromfile(self.file, np.uint8, self.size, offset=self.start)
-        except NOT_THERE as error:
-            raise DamagedError(f"the file is not there: {error!r}", where=self.file) from error
-        if len(values) != self.size:
-            raise DamagedError(f"tensor {self.name} is cut short", where=self.file, expected=f"{self.size} bytes")
-        return values
-
     @property
     def is_finite(self) -> bool:
         """Whether it has no NaN and no infinity. Read in parts."""
@@ -67,40 +53,24 @@ class StoredTensor:
             return all(is_finite(self.dtype, np.fromfile(stream, np.uint8, size)) for size in sizes)
 
 
-@dataclass(frozen=True)
-class SafetensorsFile:
-    """The header of a file."""
+def stored_tensors(path: Path) -> list[StoredTensor]:
+    """The tensors of a file, by its header.
 
-    path: Path
-    head: bytes
-    """All before the tensors."""
-    tensors: tuple[StoredTensor, ...]
-    """In file order."""
-
-    @staticmethod
-    def read(path: Path) -> "SafetensorsFile":
-        """Read a header.
-
-        Raises:
-            DamagedError: missing, or no such file.
-        """
-        try:
-            with path.open("rb") as stream:
-                length = struct.unpack("<Q", stream.read(8))[0]
-                head = stream.read(min(length, LONGEST_HEADER))
-            tensors = tuple(_stored_tensor(path, 8 + length, *described) for described in tensors_of(head).items())
-        except (*NOT_THERE, struct.error, ValueError) as error:
-            raise DamagedError(f"no readable safetensors file: {error!r}", where=path) from error
-        return SafetensorsFile(path, struct.pack("<Q", length) + head, tensors)
+    Raises:
+        DamagedError: missing, or no such file.
+    """
+    try:
+        with path.open("rb") as stream:
+            length = struct.unpack("<Q", stream.read(8))[0]
+            head = stream.read(min(length, LONGEST_HEADER))
+        return [_stored_tensor(path, 8 + length, *described) for described in tensors_of(head).items()]
+    except (*NOT_THERE, struct.error, ValueError) as error:
+        raise DamagedError(f"no readable safetensors file: {error!r}", where=path) from error
 
 
 def _stored_tensor(path: Path, data: int, name: str, described: TensorHeader) -> StoredTensor:
     begin, end = described.data_offsets
     return StoredTensor(path, name, described.dtype, described.shape, data + begin, end - begin)
-
-
-def weights_files(directory: Path) -> list[SafetensorsFile]:
-    return [SafetensorsFile.read(path) for path in list_directory(directory, f"*{SUFFIX}")]
 
 
 def is_finite(dtype: str, data: Bytes) -> bool:
@@ -125,7 +95,8 @@ def refuse_not_finite(directory: Path) -> None:
     Raises:
         DamagedError: they have, or a file is not of weights.
     """
-    tensors = [tensor for file in weights_files(directory) for tensor in file.tensors]
+    files = list_directory(directory, f"*{SUFFIX}")
+    tensors = [tensor for file in files for tensor in stored_tensors(file)]
     with ThreadPoolExecutor(CHECKSUMS_AT_ONCE) as pool:
         finite = list(pool.map(lambda tensor: tensor.is_finite, tensors))
     if bad := [tensor.name for tensor, good in zip(tensors, finite, strict=True) if not good]:

@@ -16,7 +16,7 @@ from mrt_hpc.recipe.sections import PromptLimits
 from mrt_hpc.run.layout import COLLECTION, RunLayout
 from mrt_hpc.run.problems import omitted_problems
 from mrt_hpc.run.retries import list_directory
-from mrt_hpc.run.weights import full_versions, published_versions
+from mrt_hpc.run.weights import published_versions
 from mrt_hpc.training.settings import warmup_steps
 
 MODELS = tuple(".".join(field) for field in MODEL_FIELDS)
@@ -91,7 +91,7 @@ def _instead(layout: RunLayout, refused: Sequence[Change]) -> Advice:
     advice = Advice(
         "{again} continues it as it began; --run DIR with the recipe begins another one", again=layout.again
     )
-    has_trained = max(full_versions(layout), default=0) > 0
+    has_trained = max(published_versions(layout), default=0) > 0
     done = iterations_done(layout)
     forked = [_change_of_fork(change, done) for change in refused]
     if has_trained and len(forked) <= NAMED and all(change.may_be_forked for change in forked):

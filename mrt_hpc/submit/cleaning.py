@@ -19,7 +19,7 @@ from mrt_hpc.run.atomic import is_temporary, remove_whole
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import list_directory
-from mrt_hpc.run.weights import add_bases, pinned_versions, published_versions
+from mrt_hpc.run.weights import pinned_versions, published_versions
 
 
 class Removable(StrEnum):
@@ -102,7 +102,6 @@ def _weights(layout: RunLayout, recipe: Experiment, to_evaluate: set[int], *, fi
     if isinstance(recipe, Recipe) and not finished:
         kept |= {*versions[-recipe.training.keep_weights :]}
         kept |= {*recipe.algorithm.traces_versions(recipe.schedule.iterations)}
-    kept = add_bases(layout, kept)
     removed = [layout.weights_version(version) for version in versions if version not in kept]
     stay = ", ".join(str(version) for version in versions if version in kept)
     return removed, f"versions {stay} stay; those removed cannot be evaluated again with other settings, or forked"

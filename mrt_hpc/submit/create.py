@@ -28,7 +28,6 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import examples_before, read_examples, read_problems, write_problems
 from mrt_hpc.run.prompt_files import keep_prompt_files, prompt_files
 from mrt_hpc.run.records import Problem, golds_of
-from mrt_hpc.run.weights import refuse_delta
 from mrt_hpc.submit.changes import refuse_other_recipe
 from mrt_hpc.submit.origin import Origin
 
@@ -220,14 +219,12 @@ def check_model(recipe: Experiment) -> None:
         return
     if isinstance(recipe.model, sections.HuggingFaceModel):
         refuse_unfetched(recipe.model.path, "model.path")
-        refuse_delta(Path(recipe.model.path))
         files = ModelFiles(Path(recipe.model.path), "model.path", _prompts(recipe))
         files.check(recipe.longest_sequence)
         _check_division(files, recipe, "inference", "evaluation")
         files.check_sharing(recipe.training.sequence_parallel)
     if recipe.prover is not None and recipe.prover.model is not None:
         refuse_unfetched(recipe.prover.model, "prover.model")
-        refuse_delta(Path(recipe.prover.model))
         files = ModelFiles(Path(recipe.prover.model), "prover.model", (recipe.prompt,), takes_variables=False)
         files.check(recipe.prover.model_max_tokens or recipe.longest_in_training, trained=False)
         _check_division(files, recipe, "inference")

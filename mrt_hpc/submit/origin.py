@@ -16,7 +16,7 @@ from mrt_hpc.run.layout import FIRST, LAST, RunLayout
 from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.problems import omitted_problems, problem_lines, read_problems
 from mrt_hpc.run.prompt_files import read_experiment
-from mrt_hpc.run.weights import full_versions, refuse_delta, take_over
+from mrt_hpc.run.weights import published_versions, take_over
 
 # -- fork data ---------------------------------------------------------------------------------------------------------
 # Whether the data files of a run still hold what it was trained and evaluated on: a fork reads them again.
@@ -194,12 +194,10 @@ def _recipe(layout: RunLayout, *, trust: bool) -> Recipe:
 
 
 def version_at(layout: RunLayout, at: str) -> int:
-    """The number of an existing whole model; ``last`` is the last of these."""
-    there = full_versions(layout)
+    """The number of an existing weights version; ``last`` is the last of these."""
+    there = published_versions(layout)
     words = {FIRST: there[0], LAST: there[-1]} if there else {}
     version = words.get(at, int(at) if at.isascii() and at.isdigit() else None)
-    if version is not None:
-        refuse_delta(layout.weights_version(version))
     if version not in there:
         numbers = ", ".join(map(str, there)) if there else "none yet"
         raise UserError(

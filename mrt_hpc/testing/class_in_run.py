@@ -32,7 +32,7 @@ from mrt_hpc.run.groups import Group
 from mrt_hpc.run.layout import RunLayout, existing_run
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import Problem, Rollout, golds_of
-from mrt_hpc.run.weights import full_versions
+from mrt_hpc.run.weights import published_versions
 from mrt_hpc.testing.promises import (
     Promise,
     Replay,
@@ -140,7 +140,7 @@ class ClassInRun:
     @property
     def _prompter(self) -> Prompter:
         """With the tokenizer of a weights version of the run."""
-        versions = full_versions(self.layout)
+        versions = published_versions(self.layout)
         return Prompter.of(self.layout.weights_version(max(versions, default=0)), self.recipe.prompt)
 
     @property

@@ -12,7 +12,6 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.run.atomic import CHECKSUMS_AT_ONCE
 from mrt_hpc.run.manifest import MANIFEST
 from mrt_hpc.run.safetensors_file import is_finite, not_finite
-from mrt_hpc.run.weights_delta import TensorBytes, TensorKind
 from mrt_hpc.training.accelerator import deepspeed
 from mrt_hpc.training.engine import TrainerEngine
 from mrt_hpc.training.host_memory import copy_to_host
@@ -42,10 +41,9 @@ class GatheredWeights:
 
     def refuse_not_finite(self) -> None:
         """Weights with a NaN or an infinity are published in no form."""
-        tensors = self.as_bytes()
         with ThreadPoolExecutor(CHECKSUMS_AT_ONCE) as pool:
-            finite = list(pool.map(lambda tensor: is_finite(tensor.kind.dtype, tensor.data), tensors))
-        if bad := [tensor.kind.name for tensor, good in zip(tensors, finite, strict=True) if not good]:
+            finite = list(pool.map(_is_finite, self.tensors.values()))
+        if bad := [name for name, good in zip(self.tensors, finite, strict=True) if not good]:
             raise UserError(
                 f"the trained weights are not finite, and are not published: {not_finite(bad)}",
                 value=self.dtype,
@@ -55,14 +53,10 @@ class GatheredWeights:
                 "mrt-hpc fork RUN --at last --set training.learning_rate=RATE, a lower one",
             )
 
-    def as_bytes(self) -> list[TensorBytes]:
-        """Named bytes that share the tensors' memory."""
-        return [_tensor_bytes(name, self.tensors[name]) for name in sorted(self.tensors)]
 
-
-def _tensor_bytes(name: str, tensor: torch.Tensor) -> TensorBytes:
-    kind = TensorKind(name, NAMES.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape))
-    return TensorBytes(kind, tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+def _is_finite(tensor: torch.Tensor) -> bool:
+    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return is_finite(NAMES.get(tensor.dtype, str(tensor.dtype)), data)
 
 
 def gather_weights(trainer: TrainerEngine, dtype: str) -> GatheredWeights:

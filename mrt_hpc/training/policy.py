@@ -24,7 +24,7 @@ from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.recipe.model_files import INDEX, SINGLE_FILE, context_length, no_weights, uneven_heads
 from mrt_hpc.recipe.sections import Training
-from mrt_hpc.run.safetensors_file import SafetensorsFile
+from mrt_hpc.run.safetensors_file import StoredTensor, stored_tensors
 from mrt_hpc.training import attention
 from mrt_hpc.training.accelerator import device
 from mrt_hpc.training.fused_projection import LOGIT_ELEMENTS, fuse
@@ -252,7 +252,7 @@ def refuse_other_tensors(directory: Path, config: PretrainedConfig) -> None:
     """Refuse a checkpoint whose tensors are not those of its model, by the headers of its files alone: transformers
     loads it into a model without data, with all its renaming and merging of tensors.
     """
-    stored = {t.name: _StoredShape(t.shape, t.dtype) for file in _weights_files(directory) for t in file.tensors}
+    stored = {t.name: _StoredShape(t.shape, t.dtype) for t in _tensors_of_model(directory)}
     try:
         kind = type(_empty_model(config))
         _, report = kind.from_pretrained(
@@ -309,14 +309,14 @@ class _StoredShape:
         return torch.empty(self.shape, dtype=dtype, device="meta")
 
 
-def _weights_files(directory: Path) -> list[SafetensorsFile]:
-    """The files that transformers loads: the one of the usual name, or those of the index."""
+def _tensors_of_model(directory: Path) -> list[StoredTensor]:
+    """Those of the files that transformers loads: the one of the usual name, or those of the index."""
     names = [SINGLE_FILE]
     if not (directory / SINGLE_FILE).is_file() and (directory / INDEX).is_file():
         names = sorted(set(json.loads((directory / INDEX).read_bytes())["weight_map"].values()))
     if missing := [name for name in names if not (directory / name).is_file()]:
         raise no_weights(directory, missing[0], str(directory))
-    return [SafetensorsFile.read(directory / name) for name in names]
+    return [tensor for name in names for tensor in stored_tensors(directory / name)]
 
 
 def padded_warning(batching: Batching, reason: str) -> str:

@@ -27,7 +27,7 @@ from mrt_hpc.run.layout import RunLayout, collection_of
 from mrt_hpc.run.manifest import MANIFEST, verify
 from mrt_hpc.run.problems import draw_problems, read_problems, share
 from mrt_hpc.run.task_state import TaskState, read_task
-from mrt_hpc.run.weights import is_delta, kept_versions, published_versions
+from mrt_hpc.run.weights import kept_versions, published_versions
 
 
 def audit(root: Path) -> Audit:
@@ -72,21 +72,16 @@ def check_iteration(found: Audit, layout: RunLayout, recipe: Recipe, iteration: 
 
 
 def check_weights(found: Audit, layout: RunLayout, recipe: Recipe) -> None:
-    """Versions are consecutive; those that must stay are there, and are what their manifests say; no delta is left."""
+    """Versions are consecutive; those that must stay are there, and are what their manifests say."""
     last = recipe.schedule.iterations
     seen = (EventKind.PUBLISHED, EventKind.WEIGHTS_LOADED)  # one killed in the instant after a commit says nothing
     published = {e["version"] for e in read_events(layout.events) if e["kind"] in seen}
     published |= set(published_versions(layout))
     found.check(published == set(range(last + 1)), f"published weights versions {sorted(published)} of {last}")
-    stay = {0, last, *recipe.evaluated_versions, *recipe.algorithm.traces_versions(last)}
     for version in sorted(kept_versions(recipe, last) & set(range(last + 1))):
-        path = layout.weights_version(version)
-        if not path.exists() and recipe.training.full_weights_every > 1 and version not in stay:
-            continue  # it was published as a delta, which is removed
-        manifest = found.readable(partial(verify, path))
+        manifest = found.readable(partial(verify, layout.weights_version(version)))
         if manifest is not None:
             found.check(manifest.about["version"] == version, f"weights version {version} says {manifest.about}")
-        found.check(not is_delta(path), f"{path} is a delta, which no task loads any more")
 
 
 def check_evaluations(found: Audit, layout: RunLayout, recipe: Recipe) -> None:

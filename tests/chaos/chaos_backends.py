@@ -29,7 +29,6 @@ SHRUNK = {
     "schedule.iterations_per_job": ITERATIONS // 2,
     "serving.stall_limit_s": 10.0,
     "serving.start_limit_s": 240.0,
-    "training.full_weights_every": ITERATIONS // 2,
     "evaluation.benchmarks.0.problems.problems": 8,
     "resources.inference.tasks": 2,
     "resources.inference.cpus": 1,

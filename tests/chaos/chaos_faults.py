@@ -23,8 +23,7 @@ from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.archive import sampled_positions
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import wait_until
-from mrt_hpc.run.weights import is_delta, published_versions
-from mrt_hpc.run.weights_delta import StoredDelta
+from mrt_hpc.run.weights import published_versions
 
 Blow = Callable[[Target, random.Random], "str | None"]
 
@@ -51,7 +50,6 @@ class FaultKind(StrEnum):
     CORRUPT_CHECKPOINT = "a byte changed in the newest checkpoint, and kill -9 of the trainer"
     TEAR_CHECKPOINT = "the newest checkpoint cut short, and kill -9 of the trainer"
     CORRUPT_WEIGHTS = "a byte changed in the newest weights version, and kill -9 of inference"
-    CORRUPT_BASE = "a byte changed in what the newest weights version, a delta, was made of, and kill -9 of inference"
     FULL_DISK = "a full disk for some seconds"
     CUT_NODE = "a power cut of a node, which returns"
     REQUEUE = "scontrol requeue"
@@ -167,14 +165,6 @@ def _damage_checkpoint(tear: bool) -> Blow:
 def _damage_newest(target: Target, rng: random.Random) -> str | None:
     newest = max(published_versions(target.layout), default=0)
     return _damage_weights(target, newest, rng) if _is_still_read(target.layout, newest) else None
-
-
-def _damage_base(target: Target, rng: random.Random) -> str | None:
-    newest = max(published_versions(target.layout), default=0)
-    path = target.layout.weights_version(newest)
-    if not _is_still_read(target.layout, newest) or not is_delta(path):
-        return None
-    return _damage_weights(target, StoredDelta.read(path).base.version, rng)
 
 
 def _is_still_read(layout: RunLayout, version: int) -> bool:
@@ -342,7 +332,6 @@ _STRIKES = {
     FaultKind.CORRUPT_CHECKPOINT: _damage_checkpoint(tear=False),
     FaultKind.TEAR_CHECKPOINT: _damage_checkpoint(tear=True),
     FaultKind.CORRUPT_WEIGHTS: _damage_newest,
-    FaultKind.CORRUPT_BASE: _damage_base,
     FaultKind.FULL_DISK: _fill_disk,
     FaultKind.CUT_NODE: _on_slurm(_cut_node),
     FaultKind.REQUEUE: _on_slurm(lambda cluster, task: cluster.as_user("scontrol", "requeue", task.name)),

@@ -20,12 +20,7 @@ from mrt_hpc.run.manifest import MANIFEST
 
 KINDS = (FaultKind.KILL_SERVER, FaultKind.FULL_DISK, FaultKind.CUT_NODE)
 SEED = 7
-CHANGES = (
-    "resources.trainer.ranks=2",
-    "schedule.iterations=4",
-    "schedule.iterations_per_job=4",
-    "training.full_weights_every=2",
-)
+CHANGES = ("resources.trainer.ranks=2", "schedule.iterations=4", "schedule.iterations_per_job=4")
 LONGEST_S = RUN_DEADLINE_S + 600.0  # for the run, and for its cluster
 
 

@@ -23,7 +23,6 @@ from mrt_hpc.run.archive import UNREADABLE
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.layout import GROUPS, RunLayout
 from mrt_hpc.run.manifest import MANIFEST, PLACE, json_digest
-from mrt_hpc.run.weights_delta import CHANGES
 
 Content = dict[str, bytes]
 """The files of a directory by relative path; of a single file its bytes under no name."""
@@ -106,14 +105,6 @@ def misstated(unit: Path, content: Content, random: Random) -> Content | None:
     return {**content, MANIFEST: json.dumps(said).encode()}
 
 
-def miswritten(unit: Path, content: Content, random: Random) -> Content | None:
-    """The changes of a delta became others before their checksum was taken."""
-    if CHANGES not in content:
-        return None
-    changed = flipped(unit, {CHANGES: content[CHANGES]}, random) if content[CHANGES] else {}
-    return resealed({**content, **changed}) if changed else None
-
-
 def of_another_place(unit: Path, content: Content, random: Random) -> Content | None:
     """A copy of the directory beside it, or the directory of another run."""
     if MANIFEST not in content:
@@ -129,7 +120,7 @@ def of_another_attempt(unit: Path, content: Content, random: Random) -> Content 
     if unit.parent.name == "weights" and unit.name != "v000000":  # that one is no attempt's work
         model = bytearray(content.get("model.safetensors", b""))
         if not model:
-            return None  # a delta
+            return None
         model[-1 - random.randrange(16)] ^= 1
         return resealed({**content, "model.safetensors": bytes(model)}, state="other:0")
     beside = [path for path in unit.parent.iterdir() if path != unit and path.name.isdecimal()]
@@ -146,7 +137,7 @@ def resealed(content: Content, **about: Any) -> Content:
     return {**content, MANIFEST: json.dumps({**inside, "seal": json_digest(inside)}).encode()}
 
 
-KINDS = (flipped, cut, lost, misstated, of_another_place, miswritten, of_another_attempt)
+KINDS = (flipped, cut, lost, misstated, of_another_place, of_another_attempt)
 """The last one is there only after an attempt that has been lost."""
 
 
@@ -197,26 +188,14 @@ class Damaging:
 
     @property
     def set_aside_later(self) -> list[str]:
-        """Finished directories that were set aside and were not begun yet when the damage was done; but for deltas of a
-        damaged weights version, whose publication does not read its base again.
-        """
-        found = {path.parent.name for path in self.layout.set_aside.rglob(MANIFEST) if not self._is_delta(path.parent)}
+        """Finished directories that were set aside and were not begun yet when the damage was done."""
+        found = {path.parent.name for path in self.layout.set_aside.rglob(MANIFEST)}
         return sorted(found - self._there) if self._there and not self._publishes else []
-
-    def _is_delta(self, unit: Path) -> bool:
-        """Whether a weights version that was set aside was made from the version that was damaged."""
-        damaged = None if self.unit is None else self.layout.version_of(self.unit)
-        try:
-            base = json.loads((unit / MANIFEST).read_text())["about"].get("base")
-        except ValueError:  # it was damaged itself
-            return False
-        return base is not None and base["version"] == damaged
 
     @property
     def is_still_there(self) -> bool:
         """Whether readers find the damaged content, and a manifest can tell it from what was there."""
-        unseen = (of_another_attempt.__name__, miswritten.__name__)
-        if not self._after or self._archive.exists() or self.what.startswith(unseen):
+        if not self._after or self._archive.exists() or self.what.startswith(of_another_attempt.__name__):
             return False
         return self.unit is not None and content_of(self.unit) == self._after and self._says_otherwise
 

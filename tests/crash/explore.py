@@ -33,7 +33,7 @@ from protocols import Protocol
 from tiny_training import ATTEMPTS, MEANWHILE
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.run import archive, atomic, weights_delta
+from mrt_hpc.run import archive, atomic
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Heart
 from mrt_hpc.training import checkpoint, export
@@ -251,7 +251,7 @@ def in_memory() -> Iterator[Path]:
     between others.
     """
     with pytest.MonkeyPatch.context() as patch:
-        for module in (atomic, checkpoint, export, weights_delta):
+        for module in (atomic, checkpoint, export):
             patch.setattr(module, "ThreadPoolExecutor", OneAfterTheOther)
         patch.setattr(Heart, "_run", lambda _: None)
         patch.setattr(time, "sleep", Naps().nap)

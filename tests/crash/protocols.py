@@ -6,7 +6,6 @@
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.problems import draw_problems, read_problems
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.weights import prune, publish, published_versions
-from mrt_hpc.run.weights_delta import BrokenChainError, chain_to
 
 Promise = Callable[[Any], None]
 
@@ -142,10 +140,9 @@ class Training(Protocol):
     name = "training"
     states = 420
     last = 2
-    changes: tuple[str, ...] = ()
 
     def make(self, layout: RunLayout) -> None:
-        run_of(layout.root, *CHANGES, *self.changes, recipe="small_world/grpo")
+        run_of(layout.root, *CHANGES, recipe="small_world/grpo")
         first_version(layout)
         TinyRun.of(layout)  # reads recipe and plan, which it keeps
 
@@ -196,18 +193,3 @@ class Training(Protocol):
         except DamagedError:
             return False
         return True
-
-
-class Deltas(Training):
-    """The same with weights versions of which some are deltas."""
-
-    name = "deltas"
-    states = 40
-    last = 4
-    changes = ("training.full_weights_every=3", "schedule.iterations=4", "schedule.iterations_per_job=4")
-
-    def stands(self, layout: RunLayout) -> bool:
-        """Every delta has its base."""
-        with suppress(BrokenChainError):
-            return all(chain_to(layout, version) for version in published_versions(layout))
-        return False

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from basics import RECIPES
-from protocols import Deltas, Groups, Promise, Protocol, Training, Versions, is_whole
+from protocols import Groups, Promise, Protocol, Training, Versions, is_whole
 from run_of import run_of
 from samples import rollout, sampled
 from tiny_training import ATTEMPTS, CHANGES, TinyRun
@@ -455,8 +455,8 @@ class Cleaning(Groups):
 
 
 PROTOCOLS = (
-    Groups, Versions, Training, Deltas, Making, Families, Forking, Renewal, MoreIterations, Ledger, Endings, Damage,
+    Groups, Versions, Training, Making, Families, Forking, Renewal, MoreIterations, Ledger, Endings, Damage,
     Stored, Spoilt, Regrading, EventFiles, Pins, Cleaning,
 )  # fmt: skip
-DAMAGED = (Training, Deltas, Spoilt)
+DAMAGED = (Training, Spoilt)
 """Those whose tasks mend what is damaged."""

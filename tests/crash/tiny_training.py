@@ -23,7 +23,7 @@ from samples import rollout_with, sampled
 
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.roles import trainer
-from mrt_hpc.roles.sampling.weights_on_node import LocalWeights, verified_weights
+from mrt_hpc.roles.sampling.verified_weights import verified_weights
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.tracking import Tracker
 from mrt_hpc.roles.trainer import Trainer, was_trained
@@ -205,8 +205,7 @@ class TinyRun:
     def _sample(self, iteration: int, promise: Callable[[Any], None]) -> None:
         """Sample and evaluate; weights that are damaged are left to the trainer, which publishes them again."""
         with suppress(DamagedError):
-            if self.trainer.recipe.training.full_weights_every == 1:  # else no version would stay a delta
-                evaluate(self.sampler, iteration)
+            evaluate(self.sampler, iteration)
             sample(self.sampler, iteration, promise)
 
 
@@ -229,11 +228,10 @@ def check_one_trainer(found: Audit, layout: RunLayout) -> None:
 
 def evaluate(task: Task, version: int) -> None:
     """Evaluate a version, unless that was done: what is sampled follows from the weights."""
-    weights, shard = verified_weights(task, version, local := LocalWeights(task.layout)), shard_of(task.layout, version)
-    with local.open():
-        if not shard.exists():
-            trace = rollout_with(drawn(weights, "evaluation", 0), iteration=-1, weights_version=version)
-            commit_group(shard, sampled(trace), weights=weights.digest)
+    weights, shard = verified_weights(task, version), shard_of(task.layout, version)
+    if not shard.exists():
+        trace = rollout_with(drawn(weights, "evaluation", 0), iteration=-1, weights_version=version)
+        commit_group(shard, sampled(trace), weights=weights.digest)
 
 
 def shard_of(layout: RunLayout, version: int) -> Path:
@@ -254,19 +252,18 @@ def drawn(weights: Weights, problem: str, number: int) -> list[int]:
 
 def sample(task: Task, iteration: int, promise: Callable[[Any], None]) -> None:
     """Sample what is missing of an iteration."""
-    layout, local = task.layout, LocalWeights(task.layout)
+    layout = task.layout
     problems = draw_problems(read_problems(layout.train_data), task.recipe.seed, iteration, 2)
     leases = group_leases(layout, iteration, task.holder, task.observer)
-    with local.open():
-        for position in {*range(len(problems))} - sampled_positions(layout, iteration):
-            if leases.claim(position):
-                weights, problem = verified_weights(task, iteration, local), problems[position].id
-                rollouts = [
-                    rollout_with(
-                        drawn(weights, problem, number), iteration=iteration, problem_id=problem, sample=number,
-                        weights_version=iteration, reward=float(number), boundaries=[0, 6],
-                    )
-                    for number in range(task.recipe.sampling.rollouts_per_problem)
-                ]  # fmt: skip
-                if commit_sampled(layout, iteration, position, sampled(*rollouts)):
-                    promise(("group", iteration, position))
+    for position in {*range(len(problems))} - sampled_positions(layout, iteration):
+        if leases.claim(position):
+            weights, problem = verified_weights(task, iteration), problems[position].id
+            rollouts = [
+                rollout_with(
+                    drawn(weights, problem, number), iteration=iteration, problem_id=problem, sample=number,
+                    weights_version=iteration, reward=float(number), boundaries=[0, 6],
+                )
+                for number in range(task.recipe.sampling.rollouts_per_problem)
+            ]  # fmt: skip
+            if commit_sampled(layout, iteration, position, sampled(*rollouts)):
+                promise(("group", iteration, position))

@@ -12,7 +12,7 @@ It needs one GPU of 80 GB, 40 GB of disk, and no model or data. ``serving`` need
 ``env/setup cuda``. All other steps need torch and transformers; where a machine has no more than these, bring a folder
 of wheels along. Each has the version of ``env/cuda.lock``:
 
-    pip download --no-deps --only-binary=:all: -d wheels annotated-types blake3 hjson msgspec pydantic pydantic-core \\
+    pip download --no-deps --only-binary=:all: -d wheels annotated-types hjson msgspec pydantic pydantic-core \\
         typing-inspection
     pip wheel --no-deps -w wheels deepspeed
     pip install --no-index --no-deps --target site wheels/*.whl     # there; then PYTHONPATH=site

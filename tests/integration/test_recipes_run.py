@@ -6,7 +6,6 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,9 +29,6 @@ from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout, collection_of
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.records import Rollout
-from mrt_hpc.run.retries import wait_until
-from mrt_hpc.run.weights import is_delta
-from mrt_hpc.run.weights_delta import chain_to, put_together
 
 Runs = Callable[[str], RunLayout]
 
@@ -64,21 +60,20 @@ LONG = {"schedule.iterations": LONGER, "schedule.iterations_per_job": LONGER}
 COLLECTED = 24
 COLLECTING = {"data.problems": COLLECTED}
 IN_FLIGHT = {"schedule.max_staleness": 1, "training.keep_weights": 4}
-DELTAS = {**LONG, "training.full_weights_every": LONGER}  # version 2, between two whole models, is a delta
 LEARNING = {**LONG, "algorithm.sequences_per_iteration": 16}
 SAMPLES = {"data.samples": 32}
 PARTICULAR = {
     "grpo": {**SAMPLING, **EVALUATED, "training.schedule": "constant"},
     "length_curriculum": {
         **SAMPLING,
-        **DELTAS,
+        **LONG,
+        "training.keep_weights": LONGER,
         "schedule.length_curriculum": "[{first_iteration: 0, max_tokens: 24}, {first_iteration: 1, max_tokens: 48}]",
     },
     "dr_grpo": {
         "model": f"{{type: hugging_face, path: {STARTING_MODEL}}}",
         **SAMPLING,
         **IN_FLIGHT,
-        **DELTAS,
         "schedule.weight_swap": "keep",
     },
     "length_penalty": {**SAMPLING, **IN_FLIGHT, "schedule.weight_swap": "recompute"},
@@ -120,12 +115,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Runs:
             layout = RunLayout(tmp_path_factory.mktemp(recipe) / "run")
             renamed = renamed_tokenizer(layout.root.parent / "model")
             chosen = [word.replace("RENAMED", str(renamed)) for word in options(recipe)]
-            with ThreadPoolExecutor(1) as pool:
-                has_delta = DELTAS.items() <= PARTICULAR.get(recipe, {}).items()
-                copied = pool.submit(copy_of_delta, layout) if has_delta else None
-                submit(ROOT / "recipes" / "small_world" / f"{recipe}.yaml", layout.root, *chosen)
-                if copied is not None:
-                    copied.result()
+            submit(ROOT / "recipes" / "small_world" / f"{recipe}.yaml", layout.root, *chosen)
             finished[recipe] = layout
         return finished[recipe]
 
@@ -140,19 +130,6 @@ def renamed_tokenizer(directory: Path) -> Path:
     path = directory / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "LlamaTokenizerFast"}))
     return directory
-
-
-def during(layout: RunLayout) -> RunLayout:
-    """Where weights versions of a run are kept that are removed at its end."""
-    return RunLayout(layout.root.parent / "during")
-
-
-def copy_of_delta(layout: RunLayout) -> None:
-    wait_until(layout.weights_version(2).is_dir, reason="version 2", deadline_s=300, longest_pause_s=0.05)
-    during(layout).root.mkdir()
-    shutil.copy(layout.identity, during(layout).identity)
-    for version in (1, 2):
-        shutil.copytree(layout.weights_version(version), during(layout).weights_version(version))
 
 
 def iterations(layout: RunLayout) -> int:
@@ -221,17 +198,9 @@ def test_a_length_curriculum_limits_each_iteration(run: Runs) -> None:
     assert longest[0] <= 24 < longest[1] <= 48 >= longest[2]
 
 
-@pytest.mark.parametrize("name", ["length_curriculum", "dr_grpo"])
-def test_versions_between_whole_models_are_deltas(run: Runs, name: str) -> None:
-    layout = run(name)
-    assert [is_delta(during(layout).weights_version(version)) for version in (1, 2)] == [False, True]
-    assert not any(is_delta(path) for path in layout.weights.iterdir()), "no task loads one any more"
-
-
-def test_a_version_that_was_put_together_is_the_one_that_was_sampled_with(run: Runs, tmp_path: Path) -> None:
+def test_the_published_weights_are_those_that_were_sampled_with(run: Runs) -> None:
     layout = run("length_curriculum")
-    put_together(chain_to(during(layout), 2), tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(layout.weights_version(2), dtype=torch.float32)
     temperature = read_recipe_lock(layout.recipe_lock).sampling.temperature
     sampled = [rollout for group in groups(layout, 2) for rollout in group.rollouts]
     assert {rollout.weights_version for rollout in sampled} == {2}

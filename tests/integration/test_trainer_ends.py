@@ -27,7 +27,6 @@ from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
-from mrt_hpc.run.weights import is_delta
 from mrt_hpc.training import checkpoint
 from mrt_hpc.training.engine import TrainerEngine, build
 from mrt_hpc.training.rendezvous import Ranks
@@ -100,22 +99,6 @@ def test_a_weights_version_that_was_set_aside_is_published_again(trainer: Traine
     trainer.task.set_aside([path], "damaged")
     trainer.go_on()
     assert verify(path).digest == before
-
-
-def test_a_version_published_again_or_resumed_from_is_a_whole_model(engine: TrainerEngine, tmp_path: Path) -> None:
-    whole = ("schedule.iterations=9", "schedule.iterations_per_job=9", "training.full_weights_every=9")
-    trainer = trainer_in(tmp_path / "run", engine, *whole, "evaluation.every=9")
-    layout = trainer.task.layout
-    trainer.artifacts.publish(4)
-    assert [is_delta(layout.weights_version(version)) for version in (3, 4)] == [False, True]
-    trainer.task.set_aside([layout.weights_version(4)], "damaged")
-    trainer.reader = RolloutReader(trainer.task, 4)
-    trainer.go_on()
-    assert not is_delta(layout.weights_version(4))
-    trainer.artifacts.publish(5)
-    assert is_delta(layout.weights_version(5))
-    TrainingArtifacts(trainer.task, engine, saved=5).reconcile(5)
-    assert not is_delta(layout.weights_version(5))
 
 
 @pytest.mark.parametrize(("other", "reopened"), [(TaskState.DONE, True), (TaskState.STOPPED, False)])

@@ -15,9 +15,7 @@ from transformers import AutoModelForCausalLM, CohereConfig, FalconH1Config
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Precision
 from mrt_hpc.run import weights
-from mrt_hpc.run.atomic import checksums
 from mrt_hpc.run.manifest import verify
-from mrt_hpc.run.weights_delta import VersionKey, chain_to, delta_between, put_together
 from mrt_hpc.training import checkpoint, export, policy
 from mrt_hpc.training.accelerator import deepspeed
 from mrt_hpc.training.engine import TrainerEngine, build, deepspeed_config
@@ -88,29 +86,6 @@ def test_published_weights_are_the_trainers(
     ours = trainer.logprobs(trainer.prepare([probe]))[0]
     theirs = plain_logprobs(served, probe, settings().temperature)[torch.from_numpy(probe.mask)]
     assert torch.allclose(ours, theirs.detach(), atol=tolerance)
-
-
-@pytest.mark.parametrize(("stage", "dtype"), [(0, "float32"), (3, "bfloat16")])
-def test_a_delta_of_the_trainers_weights_comes_to_the_files_of_the_whole(
-    stage: int, dtype: str, model: Path, one_rank: Ranks, tmp_path: Path
-) -> None:
-    layout = bare_run(tmp_path)
-    trainer = make(model, one_rank, zero_stage=stage, learning_rate=1e-6)
-    whole = export.gather_weights(trainer, dtype)
-    assert weights.publish(layout, 1, whole.write)
-    for version in (2, 3):
-        trainer.update(random_batch(version))
-        later = export.gather_weights(trainer, dtype)
-        base = VersionKey(version - 1, verify(layout.weights_version(version - 1)).digest)
-        delta = delta_between(base, whole.as_bytes(), later.as_bytes())
-        assert delta is not None and delta.changes, "the step has changed nothing"
-        assert weights.publish(layout, version, delta.write)
-        whole = later
-    made, wanted = tmp_path / "made", tmp_path / "whole"
-    for folder, write in ((made, lambda folder: put_together(chain_to(layout, 3), folder)), (wanted, whole.write)):
-        folder.mkdir()
-        write(folder)
-    assert checksums(sorted(made.iterdir())) == checksums(sorted(wanted.iterdir()))
 
 
 def test_a_model_is_partitioned_while_it_is_made_and_is_the_whole_one(tmp_path: Path) -> None:

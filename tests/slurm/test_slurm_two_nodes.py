@@ -1,6 +1,5 @@
 """Inference and a trainer of two nodes each on a real cluster: Ray on both; another user of the machine connects to
-the trainer, which goes on; a rank is killed. Each node has a disk of its own for temporary files, at the same path; the
-version in between is a delta, which the task puts together there.
+the trainer, which goes on; a rank is killed. Each node has a disk of its own for temporary files, at the same path.
 
 The answers of the last iteration are judged only after that, so that the run cannot end before it.
 """
@@ -33,7 +32,6 @@ CHANGES = {
     "sampling.problems_per_iteration": 6,
     "serving.kv_cache_gib": 0.25,
     "schedule.iterations": ITERATIONS,
-    "training.full_weights_every": ITERATIONS,
     "resources.inference.tasks": 1,
     "resources.inference.nodes": 2,
     "resources.inference.memory_gib": 4,

@@ -1,7 +1,6 @@
-"""Weights versions of a few small tensors, published in full or as deltas."""
+"""Weights versions of a few small tensors."""
 
 import json
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,11 @@ from warm_start import build_tokenizer
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.weights import publish
-from mrt_hpc.run.weights_delta import TensorBytes, TensorKind, VersionKey, contents_of, delta_between
 
 Tensors = dict[str, "np.ndarray[Any, Any]"]
-NAMES = {"float32": "F32", "uint16": "U16", "int64": "I64"}
 FILES = {"model-1.safetensors": ("bias", "embedding"), "model-2.safetensors": ("head", "steps")}
 """The tensors of each file."""
+FILE = "model-2.safetensors"
 
 
 def tensors(version: int, share: float = 0.01) -> Tensors:
@@ -32,13 +30,6 @@ def tensors(version: int, share: float = 0.01) -> Tensors:
     return {"embedding": embedding, "head": head, "bias": bias, "steps": np.array([version], np.int64)}
 
 
-def as_bytes(values: Tensors) -> list[TensorBytes]:
-    return [
-        TensorBytes(TensorKind(name, NAMES[value.dtype.name], value.shape), value.reshape(-1).view(np.uint8))
-        for name, value in sorted(values.items())
-    ]
-
-
 def write_model(directory: Path, values: Tensors) -> None:
     """Fill a directory with a whole model in two files."""
     (directory / "config.json").write_text("{}")
@@ -50,30 +41,10 @@ def read_model(directory: Path) -> Tensors:
     return {name: value for file in FILES for name, value in load_file(directory / file).items()}
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """Stands where the gathered weights of a trainer stand."""
-
-    values: Tensors
-
-    def write(self, directory: Path) -> None:
-        write_model(directory, self.values)
-
-    def as_bytes(self) -> list[TensorBytes]:
-        return as_bytes(self.values)
-
-
-def publish_full(layout: RunLayout, version: int) -> None:
-    values = tensors(version)
-    assert publish(layout, version, lambda to: write_model(to, values), contents=contents_of(as_bytes(values)))
-
-
-def publish_delta(layout: RunLayout, version: int) -> None:
-    """As changes against the version before, which is there."""
-    base = VersionKey(version - 1, read_manifest(layout.weights_version(version - 1)).digest)
-    delta = delta_between(base, as_bytes(tensors(version - 1)), as_bytes(tensors(version)))
-    assert delta is not None
-    assert publish(layout, version, delta.write, base=base._asdict(), contents=delta.contents)
+def publish_whole(layout: RunLayout, version: int, values: int | None = None) -> None:
+    """Publish a version, with the ``values`` of another one if given."""
+    held = tensors(version if values is None else values)
+    assert publish(layout, version, lambda to: write_model(to, held))
 
 
 CONFIG = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "max_position_embeddings": 100_000}

@@ -35,7 +35,7 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.sampling.round_sampler import Rounds
 from mrt_hpc.roles.sampling.serving import Rest
-from mrt_hpc.roles.sampling.weights_on_node import NodeFolder
+from mrt_hpc.roles.sampling.verified_weights import NodeFolder
 from mrt_hpc.roles.task.context import Companion, Task, turn_of
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.run.events import EventKind, EventLog, EventStream, Use, event_file, has_progressed

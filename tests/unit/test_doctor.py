@@ -162,7 +162,6 @@ BARE_PYTHON = {"python": "/usr/bin/python3", "environment": {"PYTHONPATH": ""}}
 NO_APPTAINER = {"image": str(QUICKSTART), "executable": "no-such-apptainer"}
 WAITS = {"facts": None, "problem": "no answer", "waits": True}
 SEGMENTS = ("resources.inference.tasks=30", "schedule.iterations_per_job=1")
-DELTAS = ("training.full_weights_every=10", "schedule.iterations_per_job=20", "schedule.max_staleness=1")
 NO_CUDA = dict(
     driver=None, devices=[], visible="0", container=None, torch_cuda="13.0", problem="no libcuda.so.1",
     driver_cuda=None, capabilities=[],
@@ -269,8 +268,6 @@ FAULTS = {
     "a GPU for one process": on_gpu_node("GPUs", "coupling=concurrent", FAILS, *COLOCATED, gpu_view=ONE_PROCESS),
     "names that lead to the node itself": on_gpu_node("names", "getent hosts", DOUBT, *NODES, name_problem=LOOPS),
     "little locked memory": on_gpu_node("limits", "", DOUBT, limits={**FACTS.limits, "memlock": (2**26, 2**26)}),
-    "no room for deltas": on_gpu_node("scratch", "18.4 GiB", FAILS, *DELTAS, temporary_free_bytes=5 * 10**9),
-    "little room for deltas": on_gpu_node("scratch", "every=1", DOUBT, *DELTAS, temporary_free_bytes=15 * 10**9),
 }
 
 

@@ -29,7 +29,7 @@ from mrt_hpc.recipe.lock import lock_text, read_lock, read_recipe_lock
 from mrt_hpc.recipe.schema import EvaluatedModel, EvaluationRecipe
 from mrt_hpc.roles import prepare
 from mrt_hpc.roles.evaluation import UnitEvaluation
-from mrt_hpc.roles.sampling.weights_on_node import verified_weights
+from mrt_hpc.roles.sampling.verified_weights import verified_weights
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.layout import RunLayout, split_at
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task

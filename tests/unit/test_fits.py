@@ -276,18 +276,3 @@ def test_a_colocated_role_leaves_room_for_what_the_other_one_keeps(tmp_path: Pat
     limits = [next(one.limit for one in found.roles if one.name == "inference") for found in (alone, both)]
     assert needed(both, "trainer") - needed(alone, "trainer") == pytest.approx(3.0)
     assert limits == [80.0, 78.3]
-
-
-def test_the_weights_that_were_published_last_wait_for_the_next_delta(tmp_path: Path) -> None:
-    """A second copy in 2 bytes a parameter: in the memory of the node, or without a GPU in that of the trainer."""
-    site = find_site("example")
-    deltas = ("training.full_weights_every=10", "schedule.iterations_per_job=20", "schedule.max_staleness=1")
-    found, whole = (fits(of_size("mrt_online", tmp_path, *fields), site) for fields in (deltas, ()))
-    assert needed(found, "trainer, off the GPU") == pytest.approx((2 + 2) * PARAMETERS / GIB + 4)
-    assert "trainer, off the GPU" not in {one.name for one in whole.roles}
-    assert needed(found, "trainer") == needed(whole, "trainer"), "nothing more on the GPU"
-    small = of_size("mrt_online", tmp_path, *deltas, "resources.trainer.memory_gib=8")
-    assert "--set resources.trainer.memory_gib=12," in str(refusal(refuse_unfit, small, site).advice)
-    cpu = ("resources.trainer.gpus=0", "training.deterministic=false")
-    with_deltas, without = (fits(of_size("mrt_online", tmp_path, *cpu, *one), LocalSite()) for one in (deltas, ()))
-    assert needed(with_deltas, "trainer") - needed(without, "trainer") == pytest.approx(2 * PARAMETERS / GIB)

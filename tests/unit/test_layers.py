@@ -120,8 +120,7 @@ ON_NODES = {"training", "inference", "roles"}
 """Rooms that only tasks on compute nodes import."""
 GRADERS = {"grader_queue", "math.equivalence", "math.math_verify_changes", "math.preload"}
 OF_THE_STACK = {
-    "mrt_hpc.run.weights_delta", "mrt_hpc.evaluate.regrade", "mrt_hpc.testing.class_in_run",
-    "mrt_hpc.testing.promises",
+    "mrt_hpc.evaluate.regrade", "mrt_hpc.testing.class_in_run", "mrt_hpc.testing.promises",
     *(f"mrt_hpc.domains.{name}" for name in GRADERS),
 }  # fmt: skip
 """All other modules that a light installation cannot import: what commands need is not among them."""

@@ -16,7 +16,7 @@ from run_of import publish_some, run_of, task_of
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.roles.sampling.collected import Collection
-from mrt_hpc.roles.sampling.weights_on_node import verified_weights
+from mrt_hpc.roles.sampling.verified_weights import verified_weights
 from mrt_hpc.roles.stored_parts import StoredSamples
 from mrt_hpc.roles.training.iteration_data import RolloutReader
 from mrt_hpc.run.archive import archive_groups, read_sampled

@@ -18,7 +18,7 @@ from mrt_hpc.inference.server_start import refuse_stranger
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.sampling.collected import start_context
-from mrt_hpc.roles.sampling.weights_on_node import collecting_weights, verified_weights
+from mrt_hpc.roles.sampling.verified_weights import collecting_weights, verified_weights
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.training.artifacts import TrainingArtifacts
 from mrt_hpc.roles.training.iteration_data import RolloutReader, SampleReader, Samples
@@ -78,7 +78,7 @@ def test_a_version_published_again_while_the_damaged_one_was_read_stays(
         publish_some(layout, 1)
         raise DamagedError("damaged", where=directory)
 
-    monkeypatch.setattr("mrt_hpc.roles.sampling.weights_on_node.verify", slow)
+    monkeypatch.setattr("mrt_hpc.roles.sampling.verified_weights.verify", slow)
     with pytest.raises(DamagedError):
         verified_weights(task_of(layout, Role.EVALUATION), 1)
     assert (layout.weights_version(1) / "model.safetensors").read_bytes() == b"weights"

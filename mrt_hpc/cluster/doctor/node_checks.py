@@ -10,10 +10,10 @@ from mrt_hpc.attempt.gpus import GpuView, verdict
 from mrt_hpc.cluster.doctor.checks import CheckResult, doubtful, fails, not_checked, ok
 from mrt_hpc.cluster.doctor.local_checks import limit_results, scratch_results, trial_results
 from mrt_hpc.cluster.doctor.node_half import LONGEST_TRIP_S, ROUNDS, SIGNALS, NodeFacts
-from mrt_hpc.cluster.doctor.place_checks import CLOCK_S, OTHER_PLACE, models_on_node_bytes
+from mrt_hpc.cluster.doctor.place_checks import CLOCK_S, OTHER_PLACE
 from mrt_hpc.cluster.doctor.situation import NodeAnswer, Situation
 from mrt_hpc.cluster.filesystems import GIB, gigabytes
-from mrt_hpc.plan.jobs import JobKind, JobResources, Role
+from mrt_hpc.plan.jobs import JobKind, JobResources
 from mrt_hpc.recipe.sections import Resilience
 
 SLOW_TRIP_S = 10.0
@@ -78,7 +78,7 @@ def _answer_results(situation: Situation, answer: NodeAnswer) -> Iterator[CheckR
     yield replace(_commands(answer), check="Slurm's commands")
     for result in scratch_results(facts.node, facts.scratch):
         yield replace(result, check=f"scratch {result.check}")
-    yield replace(_scratch(facts, _models_on_node(situation, answer)), check="scratch")
+    yield replace(_scratch(facts), check="scratch")
     if facts.compiler_problem:
         finding = fails if situation.recipe is not None else doubtful
         said = f"on {facts.node}: {facts.compiler_problem}; Triton compiles when a server starts"
@@ -163,23 +163,11 @@ def _commands(answer: NodeAnswer) -> CheckResult:
     return ok("scontrol and squeue are in PATH of the job")
 
 
-def _models_on_node(situation: Situation, answer: NodeAnswer) -> float:
-    """Bytes of an inference task's models on a node of this kind; 0 for an unknown model size."""
-    samples = any(job.does(Role.INFERENCE) for job in situation.jobs(answer.kind))
-    return (models_on_node_bytes(situation.recipe) or 0.0) if situation.recipe is not None and samples else 0.0
-
-
-def _scratch(facts: NodeFacts, models: float) -> CheckResult:
-    """The folder for temporary files has room, also for ``models`` bytes of models that a task puts together there."""
-    needed = LEAST_SCRATCH + models
+def _scratch(facts: NodeFacts) -> CheckResult:
+    """The folder for temporary files has room."""
     said = f"{facts.temporary} on {facts.node} has {gigabytes(facts.temporary_free_bytes)} free"
-    remedy = f"set scratch in the site profile to a folder with {gigabytes(needed)} or more"
-    if models:
-        said += f"; the models that an inference task puts together from deltas need {gigabytes(models)}"
-        remedy += ", or --set training.full_weights_every=1"
-    if facts.temporary_free_bytes < models:
-        return fails(said, remedy)
-    if facts.temporary_free_bytes < needed:
+    if facts.temporary_free_bytes < LEAST_SCRATCH:
+        remedy = f"set scratch in the site profile to a folder with {gigabytes(LEAST_SCRATCH)} or more"
         return doubtful(said, remedy)
     return ok(said)
 

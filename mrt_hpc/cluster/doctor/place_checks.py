@@ -24,8 +24,6 @@ from mrt_hpc.run.layout import RunLayout
 
 OTHER_PLACE = "choose another place for the run: --run DIRECTORY"
 CHECKPOINT_BYTES = 12
-DELTA_SHARE = 0.2
-"""The size of a delta as a share of a whole model's; less at usual learning rates."""
 SPARE = 1.5
 """Less than this factor of room is doubtful: traces and logs come on top."""
 FILES_OF_A_GROUP, FILES_OF_A_TASK, FILES_OF_A_RANK, FILES_OF_A_PROBLEM = 8, 15, 4, 3
@@ -106,34 +104,14 @@ def _make_room(disk: Filesystem) -> str:
 
 
 def bytes_needed(recipe: Recipe) -> float | None:
-    """None for an unknown model size. One more of each is being written, and evaluated versions stay. The oldest
-    version may be a delta, and need all from its whole model on.
-    """
+    """None for an unknown model size. One more of each is being written, and evaluated versions stay."""
     billions = model_billions(recipe)
     if billions is None:
         return None
     training = recipe.training
     checkpoints = CHECKPOINT_BYTES * (training.keep_checkpoints + 1)
-    versions = training.keep_weights + 1 + len(recipe.evaluated_versions) + _chain(recipe, DELTA_SHARE)
+    versions = training.keep_weights + 1 + len(recipe.evaluated_versions)
     return billions * 1e9 * (checkpoints + BYTES[training.weights_dtype] * versions)
-
-
-def _chain(recipe: Recipe, share: float) -> float:
-    """The oldest versions' origin: a whole model, and deltas that count as a share of one."""
-    deltas = recipe.training.full_weights_every - 1
-    return 1 + (deltas - 1) * share if deltas else 0
-
-
-def models_on_node_bytes(recipe: Recipe) -> float | None:
-    """Of models put together from deltas; None for an unknown model size. Up to ``max_staleness + 1`` are in use, and
-    one more is being made.
-    """
-    if recipe.training.full_weights_every == 1:
-        return 0.0
-    billions = model_billions(recipe)
-    if billions is None:
-        return None
-    return billions * 1e9 * BYTES[recipe.training.weights_dtype] * (recipe.schedule.max_staleness + 2)
 
 
 def files(situation: Situation) -> Iterator[CheckResult]:
@@ -152,7 +130,6 @@ def files_needed(recipe: Recipe, plan: Plan) -> int:
     versions = recipe.evaluated_versions
     problems = sum(count_problems(benchmark.problems) or 0 for benchmark in recipe.evaluation.benchmarks)
     kept = recipe.training.keep_checkpoints + recipe.training.keep_weights + len(versions) + 2
-    kept += recipe.training.full_weights_every - 1
     return (
         live * groups * FILES_OF_A_GROUP
         + len(versions) * problems * FILES_OF_A_PROBLEM

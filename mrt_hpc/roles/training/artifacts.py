@@ -6,7 +6,7 @@ commit nothing after a later one; where both commit at once, the names of their 
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,26 +24,13 @@ from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.quarantine import foreign_evaluations, younger_than
 from mrt_hpc.run.retries import RetryPolicy, list_directory, retry_action
 from mrt_hpc.run.task_state import read_task
-from mrt_hpc.run.weights import is_delta, is_in_full, pinned_versions, prune_weights, publish, published_versions
-from mrt_hpc.run.weights_delta import TensorBytes, VersionKey, WeightsDelta, contents_of, delta_between, tensor_kinds
+from mrt_hpc.run.weights import prune_weights, publish, published_versions
 from mrt_hpc.training import checkpoint, export, rank_messages
 from mrt_hpc.training.engine import TrainerEngine
 from mrt_hpc.training.export import GatheredWeights
 from mrt_hpc.training.update_statistics import SkippedStep
 
 log = logging.getLogger(__name__)
-
-
-# Publication of weights versions: as whole models, or where the recipe asks for it, as deltas between these.
-#
-# Rank 0 keeps the tensors that it published last in the memory of its node: they are the base of the next delta. A
-# trainer that has just started has none, so its first version is a whole model.
-
-
-@dataclass(frozen=True)
-class LastPublished:
-    key: VersionKey
-    tensors: Sequence[TensorBytes]
 
 
 @dataclass
@@ -55,42 +42,17 @@ class Publisher:
     """Names the engine's state: computing attempt and iteration; None before the first update. A checkpoint and its
     weights version bear the same name, or two attempts made them.
     """
-    _last: LastPublished | None = None
 
-    def publish(self, version: int, weights: GatheredWeights, *, in_full: bool = False) -> bool:
-        """Publish a version, with ``in_full`` as a whole model, whatever the recipe says. False when the version was
-        there already.
-        """
-        if self.task.recipe.training.full_weights_every == 1:
-            return self._commit(version, weights.write)
-        base, self._last = self._last, None
-        tensors = weights.as_bytes()
-        wanted_in_full = in_full or self._is_in_full(version)
-        delta = None if wanted_in_full or base is None else self._delta(version, base, tensors)
-        if delta is None:
-            mine = self._commit(version, weights.write, contents=contents_of(tensors))
-        else:
-            mine = self._commit(version, delta.write, contents=delta.contents, base=delta.base._asdict())
-        if mine and (delta is not None or self._can_be_a_base(version, tensors)):
-            self._last = LastPublished(VersionKey(version, self.digest(version)), tensors)
-        return mine
+    def publish(self, version: int, weights: GatheredWeights) -> bool:
+        """False when the version was there already."""
 
-    def _is_in_full(self, version: int) -> bool:
-        layout = self.task.layout
-        return is_in_full(layout, self.task.recipe, version) or version in pinned_versions(layout)
+        def write_unless_superseded(directory: Path) -> None:
+            weights.write(directory)
+            self.refuse_if_superseded()  # checked at the last moment: the writing may have waited for room
 
-    def _delta(self, version: int, base: LastPublished, tensors: Sequence[TensorBytes]) -> WeightsDelta | None:
-        """Changes since the version before; None where that is no longer the base, or a delta is not worth it."""
-        if base.key.version != version - 1 or not self._is_there(base.key):
-            return None
-        return delta_between(base.key, base.tensors, tensors)
-
-    def _is_there(self, key: VersionKey) -> bool:
-        """A damaged version is set aside, and is not there."""
-        try:
-            return self.digest(key.version) == key.digest
-        except DamagedError:
-            return False
+        about = {"iteration": version, "attempt": self.task.attempt, STATE: self.state, "time": time.time()}
+        committing = partial(publish, self.task.layout, version, write_unless_superseded, **about)
+        return self.task.retry(committing, f"weights version {version}")
 
     def digest(self, version: int) -> str:
         return self.manifest(version).digest
@@ -98,24 +60,6 @@ class Publisher:
     def manifest(self, version: int) -> Manifest:
         path = self.task.layout.weights_version(version)
         return self.task.retry(lambda: read_manifest(path), f"reading {path}")
-
-    def _can_be_a_base(self, version: int, tensors: Sequence[TensorBytes]) -> bool:
-        """Whether a model's files hold the trainer's tensors by name: transformers stores some models otherwise."""
-        path = self.task.layout.weights_version(version)
-        fits = tensor_kinds(path) == sorted(tensor.kind for tensor in tensors)
-        if not fits:
-            log.warning("this model's tensors are stored under other names, so every weights version is a whole model")
-        return fits
-
-    def _commit(self, version: int, write: Callable[[Path], None], **about: Any) -> bool:
-
-        def write_unless_superseded(directory: Path) -> None:
-            write(directory)
-            self.refuse_if_superseded()  # checked at the last moment: the writing may have waited for room
-
-        whole = {"iteration": version, "attempt": self.task.attempt, STATE: self.state, "time": time.time(), **about}
-        committing = partial(publish, self.task.layout, version, write_unless_superseded, **whole)
-        return self.task.retry(committing, f"weights version {version}")
 
 
 PROBLEMS_NAMED = 16
@@ -142,8 +86,7 @@ class TrainingArtifacts:
 
     def reconcile(self, iteration: int) -> None:
         """Make files agree with the state after ``iteration`` updates: set aside younger ones and another attempt's
-        weights version, and publish the missing version. It is a whole model, so that what follows depends on nothing
-        before.
+        weights version, and publish the missing version.
         """
 
         def set_aside() -> None:
@@ -152,10 +95,7 @@ class TrainingArtifacts:
             younger = younger_than(layout, iteration)
             self._refuse_if_superseded()  # what is younger is then the work of the attempt that runs
             self.task.set_aside(younger, reason)
-            if is_delta(path := layout.weights_version(iteration)):
-                self.task.set_aside(
-                    [path], "a delta of the version from which training resumed, which is a whole model"
-                )
+            path = layout.weights_version(iteration)
             try:
                 if self.is_published(iteration) and self.publisher.manifest(iteration).about.get(STATE) != state:
                     self.task.set_aside([path], "it was computed by another attempt than the checkpoint of its number")
@@ -167,7 +107,7 @@ class TrainingArtifacts:
         if rank_messages.run_on_rank_zero(lambda: self.is_published(iteration)):
             rank_messages.run_on_rank_zero(lambda: self.set_aside_evaluations_of_another(iteration))
         else:
-            self.publish(iteration, in_full=True)
+            self.publish(iteration)
 
     def is_published(self, version: int) -> bool:
         """Whether the directory lists a version: a network filesystem may cache that a name was missing. Any rank may
@@ -193,14 +133,12 @@ class TrainingArtifacts:
         self.longest_save_s = max(self.longest_save_s, time.monotonic() - started)
         self.emit(EventKind.CHECKPOINT, iteration=iteration, seconds=time.monotonic() - started)
 
-    def publish(self, version: int, *, in_full: bool = False) -> None:
-        """Publish the engine's weights, and remove versions no longer needed; ``in_full`` is as in
-        :meth:`Publisher.publish`.
-        """
+    def publish(self, version: int) -> None:
+        """Publish the engine's weights, and remove versions no longer needed."""
         self.task.spend(Use.SAVING)
         recipe, layout = self.task.recipe, self.task.layout
         weights = export.gather_weights(self.engine, recipe.training.weights_dtype)
-        mine = rank_messages.run_on_rank_zero(lambda: self.publisher.publish(version, weights, in_full=in_full))
+        mine = rank_messages.run_on_rank_zero(lambda: self.publisher.publish(version, weights))
         self._refuse_anothers(layout.weights_version(version), mine)
         self.emit(EventKind.PUBLISHED, version=version)
         rank_messages.run_on_rank_zero(lambda: self.set_aside_evaluations_of_another(version))
