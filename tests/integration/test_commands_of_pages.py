@@ -5,6 +5,7 @@ page: it ends well, or it begins its work, or it is refused with the sentence th
 import gzip
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -130,7 +131,21 @@ def typed(user: NewUser, words: tuple[str, ...]) -> Ended:
     whole = [STANDS_FOR.get(word, word.replace(SHARED, str(user.folder / "shared"))) for word in words]
     if outcome_of(words) == BEGINS:
         return user.begins(*whole)
-    return user.looks(*whole) if "--watch" in words else user.types(*whole)
+    if "--watch" in words:
+        return user.looks(*whole)
+    return user.types(*whole) if is_first(words) else user.types_in_fork(*whole)
+
+
+@cache
+def firsts() -> set[tuple[str, ...]]:
+    """The first line of README and the pages of each command."""
+    every = [command.words for page in PAGES for command in ONCE[page]]
+    return set({words[:1]: words for words in reversed(every)}.values())
+
+
+def is_first(words: tuple[str, ...]) -> bool:
+    """Whether a line is typed in a Python of its own; for the others, what commands import is imported already."""
+    return words in firsts()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
