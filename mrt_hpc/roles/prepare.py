@@ -132,7 +132,7 @@ def check_training(directory: Path, field: str, recipe: Recipe) -> None:
             log.warning("this model has no small form, so the trainer's start is its first check: %r", error)
             return
         policy = load_policy(small, 1.0, Precision.FP32, kernels=Kernels.of(recipe.training))
-        require_agreement(policy, recipe.algorithm.longest_trained(recipe), directory, field=field)
+        require_agreement(policy, recipe.algorithm.cost(recipe, 0).longest, directory, field=field)
 
 
 def copy_model(source: Path, directory: Path) -> None:

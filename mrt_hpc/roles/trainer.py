@@ -107,7 +107,7 @@ def trainer_settings(recipe: Recipe) -> TrainerSettings:
         temperature=recipe.sampling.temperature if learns_rollouts else 1.0,
         objective=Objective.POLICY_GRADIENT if learns_rollouts else Objective.LIKELIHOOD,
         seed=recipe.seed,
-        longest=recipe.algorithm.longest_trained(recipe),
+        longest=recipe.algorithm.cost(recipe, 0).longest,
     )
 
 
