@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mrt_hpc.domains.small_world import STARTING_MODEL
+from mrt_hpc.domains.domain import domain_of
 from mrt_hpc.errors import Advice, UserError, nearest
 from mrt_hpc.recipe.choices import Precision
 from mrt_hpc.recipe.schema import Recipe
@@ -35,8 +35,9 @@ def run(task: Task) -> None:
     if isinstance(model, HuggingFaceModel):
         publish_copy(task, 0, Path(model.path), "model.path")
         return
-    check_prompts(task, STARTING_MODEL)
-    publish_checked(task, 0, STARTING_MODEL, "small_world")
+    start = domain_of(model).starting_model
+    check_prompts(task, start)
+    publish_checked(task, 0, start, model.type)
 
 
 def publish_models(task: Task) -> None:
