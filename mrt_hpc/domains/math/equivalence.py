@@ -42,8 +42,7 @@ _DEGREES = re.compile(r"\^\s*\{?\s*\\circ")
 _STRIPPED_BY_MATH_VERIFY = ("\\text", "\\mbox", "\\math")
 """math-verify may take the content for a unit and drop it."""
 
-math_verify_changes.install_two_stages()
-math_verify_changes.install_comparisons()
+math_verify_changes.install()
 for _module in ("math_verify.parser", "math_verify.grader"):
     logging.getLogger(_module).setLevel(logging.ERROR)  # they warn that their time-out is off, which is meant
 
