@@ -55,6 +55,7 @@ from mrt_hpc.provers.sampled_answers import MonteCarlo as MonteCarlo
 from mrt_hpc.recipe.base import Count as Count
 from mrt_hpc.recipe.base import misfit as misfit
 from mrt_hpc.recipe.choices import Boundaries as Boundaries
+from mrt_hpc.recipe.kinds import ExpectedTokens as ExpectedTokens
 from mrt_hpc.recipe.schema import Experiment as Experiment
 from mrt_hpc.recipe.schema import Recipe as Recipe
 from mrt_hpc.recipe.sections import BenchmarkSampling as BenchmarkSampling

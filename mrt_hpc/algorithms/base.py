@@ -8,7 +8,7 @@ my_module:MyAlgorithm}``.
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from mrt_hpc.inference.prompting import Prompter
@@ -18,7 +18,7 @@ from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
 from mrt_hpc.plan.hours import boundaries_per_trace, sequence_tokens, tokens_per_value, trace_tokens
 from mrt_hpc.provers.base import every_boundary
 from mrt_hpc.recipe.base import Count, Tokens, misfit, require_kind
-from mrt_hpc.recipe.kinds import AlgorithmSettings
+from mrt_hpc.recipe.kinds import AlgorithmSettings, ExpectedTokens
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.records import Problem, Rollout
 
@@ -88,15 +88,16 @@ class Algorithm(AlgorithmSettings):
         """Selects boundaries of a trace for the prover in an iteration; None selects none."""
         return every_boundary if self.needs_prover else None
 
-    def sampled_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Expected, of one problem: its rollouts and their branches."""
-        traces = recipe.sampling.rollouts_per_problem * trace_tokens(recipe, iteration)
-        return traces + self.sampled_branch_tokens(recipe, iteration)
-
-    def sampled_branch_tokens(self, recipe: Recipe, iteration: int) -> float:  # noqa: ARG002 - some differ
-        """Expected, of the branches of one problem: those of all boundaries of its rollouts."""
-        values = boundaries_per_trace(recipe) * tokens_per_value(recipe.prover, recipe)
-        return recipe.sampling.rollouts_per_problem * values
+    def cost(self, recipe: Recipe, iteration: int) -> ExpectedTokens:
+        """By default of whole traces, each with branches at all its boundaries, and of an update with each of them."""
+        sampling = recipe.sampling
+        traces = sampling.rollouts_per_problem
+        return ExpectedTokens(
+            traces=traces * trace_tokens(recipe, iteration),
+            branches=traces * boundaries_per_trace(recipe) * tokens_per_value(recipe.prover, recipe),
+            trained=(sampling.problems_per_iteration or 0) * traces * sequence_tokens(recipe, iteration),
+            longest=sampling.max_prompt_tokens + sampling.max_tokens,
+        )
 
 
 class RolloutAlgorithm(Algorithm):
@@ -109,17 +110,6 @@ class RolloutAlgorithm(Algorithm):
         """The sequences of an iteration, with the advantage of each token. The random generators of Python, NumPy and
         torch are seeded before, by the run's seed and the iteration. A batch that cannot be used raises UserError.
         """
-
-    def trained_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Expected in an update: every rollout with its prompt."""
-        rollouts = (recipe.sampling.problems_per_iteration or 0) * recipe.sampling.rollouts_per_problem
-        return rollouts * sequence_tokens(recipe, iteration)
-
-    def summary(self, recipe: Recipe) -> dict[str, str]:
-        return {
-            "problems an iteration": str(recipe.sampling.problems_per_iteration),
-            "staleness limit": str(recipe.schedule.max_staleness),
-        }
 
 
 class SupervisedAlgorithm(Algorithm):
@@ -141,19 +131,13 @@ class SupervisedAlgorithm(Algorithm):
             UserError: the source of the samples is missing, or cannot be converted to tokens.
         """
 
-    def trained_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Expected in an update; a sample is assumed to be as long as a trace with its prompt."""
-        return self.sequences_per_iteration * min(self.max_tokens, self.turns * sequence_tokens(recipe, iteration))
-
-    def longest_trained(self, recipe: Recipe) -> int:  # noqa: ARG002 - other algorithms use the recipe
-        """Longer samples are left out."""
-        return self.max_tokens
-
     turns: ClassVar[int] = 1
     """Traces in one sample, for the estimate of its length."""
 
-    def summary(self, recipe: Recipe) -> dict[str, str]:  # noqa: ARG002 - subclasses use the recipe
-        return {"sequences an iteration": str(self.sequences_per_iteration)}
+    def cost(self, recipe: Recipe, iteration: int) -> ExpectedTokens:
+        length = min(self.max_tokens, self.turns * sequence_tokens(recipe, iteration))
+        trained = self.sequences_per_iteration * length
+        return replace(super().cost(recipe, iteration), trained=trained, longest=self.max_tokens)
 
 
 def algorithm_of(recipe: Recipe) -> Algorithm:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
 from mrt_hpc.mrt import mrt
 from mrt_hpc.plan.hours import branch_tokens, tokens_per_value, trace_tokens
 from mrt_hpc.recipe.base import misfit
-from mrt_hpc.recipe.kinds import ProverSettings, Refreshed
+from mrt_hpc.recipe.kinds import ExpectedTokens, ProverSettings, Refreshed
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.layout import is_collection
 from mrt_hpc.run.records import Problem, Rollout
@@ -67,27 +67,19 @@ class Mrt(RolloutAlgorithm, Refreshed):
             by_problem[rollout.problem_id].append((rollout, values))
         return Learnt([s for members in by_problem.values() for s in _group_sequences(members, self)])
 
-    def sampled_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Of one problem: one stale trace, or both halves of its rollouts."""
-        trace = trace_tokens(recipe, iteration)
-        if is_collection(iteration) or recipe.prover is None:
-            return trace
-        # A prefix is half of a trace on average, and so is the text that a rollout adds to it.
-        rollouts = recipe.sampling.rollouts_per_problem / 2 * (trace / 2 + branch_tokens(recipe.prover, recipe))
-        return rollouts + self.sampled_branch_tokens(recipe, iteration)
-
-    def sampled_branch_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Branches of one problem at the end of each continued rollout's first new episode, if the bonus needs them.
-        Forced rollouts are no branches.
+    def cost(self, recipe: Recipe, iteration: int) -> ExpectedTokens:
+        """Of one stale trace a problem in a collection. Otherwise of both halves of its rollouts: branches only at the
+        end of each continued rollout's first new episode, if the bonus needs them, as forced rollouts are no branches.
         """
-        if is_collection(iteration) or self.bonus != "next_episode":
-            return 0.0
-        return recipe.sampling.rollouts_per_problem / 2 * tokens_per_value(recipe.prover, recipe)
-
-    def trained_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Those of one half, unless both are trained."""
-        whole = super().trained_tokens(recipe, iteration)
-        return whole if self.train_terminated else whole / 2
+        usual, trace = super().cost(recipe, iteration), trace_tokens(recipe, iteration)
+        trained = usual.trained if self.train_terminated else usual.trained / 2
+        if is_collection(iteration) or recipe.prover is None:
+            return replace(usual, traces=trace, branches=0.0, trained=trained)
+        half = recipe.sampling.rollouts_per_problem / 2
+        # A prefix is half of a trace on average, and so is the text that a rollout adds to it.
+        traces = half * (trace / 2 + branch_tokens(recipe.prover, recipe))
+        branches = half * tokens_per_value(recipe.prover, recipe) if self.bonus == "next_episode" else 0.0
+        return replace(usual, traces=traces, branches=branches, trained=trained)
 
     def check(self, recipe: Recipe) -> None:
         """Refuse settings that contradict the two halves of a group, or the prover that forces one half."""

@@ -1,6 +1,7 @@
 """MRT-online: the outcome advantage plus alpha times the progress of each episode."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Annotated, ClassVar, Literal
 
@@ -11,8 +12,9 @@ from mrt_hpc.algorithms.base import RolloutAlgorithm, check_one_temperature
 from mrt_hpc.algorithms.batch import Batch, Learnt, rollout_sequences, sampled_sequence
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.mrt_online import branch_advantages, token_advantages
-from mrt_hpc.plan.hours import boundaries_per_trace, sequence_tokens
+from mrt_hpc.plan.hours import boundaries_per_trace
 from mrt_hpc.recipe.base import misfit
+from mrt_hpc.recipe.kinds import ExpectedTokens
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.records import Branch, Rollout
 from mrt_hpc.training.settings import TrainingSequence
@@ -62,14 +64,13 @@ class MrtOnline(RolloutAlgorithm):
         if self.train_branches:
             _check_branches(recipe)
 
-    def trained_tokens(self, recipe: Recipe, iteration: int) -> float:
-        """Learnt branches included."""
-        rollouts = (recipe.sampling.problems_per_iteration or 0) * recipe.sampling.rollouts_per_problem
-        sequence, branches = sequence_tokens(recipe, iteration), 0.0
-        if self.train_branches and recipe.prover is not None:
-            each = boundaries_per_trace(recipe) * recipe.prover.branches_per_boundary
-            branches = LEARNT_BRANCHES * each * sequence / 2  # a boundary lies half-way on average
-        return rollouts * (sequence + branches)
+    def cost(self, recipe: Recipe, iteration: int) -> ExpectedTokens:
+        """With learnt branches, each of which has half of a trace before it on average."""
+        usual = super().cost(recipe, iteration)
+        if not self.train_branches or recipe.prover is None:
+            return usual
+        branches = LEARNT_BRANCHES * boundaries_per_trace(recipe) * recipe.prover.branches_per_boundary
+        return replace(usual, trained=usual.trained * (1 + branches / 2))
 
 
 def _check_branches(recipe: Recipe) -> None:

@@ -114,7 +114,7 @@ class Lane:
             UserError: the processes cannot be started, or are killed again and again.
         """
         for _ in range(REPLACEMENTS + 1):
-            pool = self.started()
+            pool = self.start()
             judged: asyncio.Future[tuple[Judgement, float]] | None = None
             try:
                 return await (judged := asyncio.wrap_future(self._schedule(pool, answer, gold, limit_s)))
@@ -149,9 +149,9 @@ class Lane:
         for future in tuple(self.unfinished):
             future.set_exception(error)
 
-    def started(self) -> ProcessPool:
+    def start(self) -> ProcessPool:
         if self.pool is None:
-            self.pool = self._new()
+            self.pool = self._new_pool()
         return self.pool
 
     def stop(self) -> None:
@@ -173,7 +173,7 @@ class Lane:
         future.add_done_callback(self.unfinished.discard)
         return future
 
-    def _new(self) -> ProcessPool:
+    def _new_pool(self) -> ProcessPool:
         if (refusal := self.verifier.refusal()) is not None:
             raise refusal
         context = multiprocessing.get_context("forkserver")
@@ -267,7 +267,7 @@ class GraderPool:
         self._cache_size = cache_size
 
     def __enter__(self) -> Self:
-        self.fast.started()
+        self.fast.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -302,7 +302,7 @@ class GraderPool:
         return await asyncio.gather(*map(self._readable, golds))
 
     async def _readable(self, gold: str) -> bool:
-        judged = await self._judged(gold, gold)
+        judged = await self._judgement(gold, gold)
         if isinstance(judged, VerdictStatus):
             return False
         if judged[0].error is not None and ":" in self.verifier.type:
@@ -324,14 +324,14 @@ class GraderPool:
             return Verdict(float(any(certain.values())), VerdictStatus.GRADED, 0.0)
         if (cached := self._cache.get((answer, gold))) is not None:
             return cached
-        verdict = await self._by_any(answer, unknown)
+        verdict = await self._verdict_of_any(answer, unknown)
         if log_failures and verdict.status in (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED):
             why = verdict.status if verdict.error is None else f"{verdict.status}, {verdict.error},"
             logger.warning("answer scores 0, %s after %.2f s: %r", why, verdict.seconds, answer[:LOGGED_CHARS])
         self._remember(answer, gold, verdict)
         return verdict
 
-    async def _by_any(self, answer: str, golds: Sequence[str]) -> Verdict:
+    async def _verdict_of_any(self, answer: str, golds: Sequence[str]) -> Verdict:
         """Of the first gold answer that takes the answer; else of the first comparison that hung or could not be made,
         as it may have hidden a right answer.
         """
@@ -344,7 +344,7 @@ class GraderPool:
         return replace(chosen, seconds=sum(v.seconds for v in verdicts))
 
     async def _grade_in_process(self, answer: str, gold: str) -> Verdict:
-        judged = await self._judged(answer, gold)
+        judged = await self._judgement(answer, gold)
         if isinstance(judged, VerdictStatus):
             return Verdict(0.0, judged, self.time_limit_s)
         judgement, seconds = judged
@@ -352,7 +352,7 @@ class GraderPool:
         status = VerdictStatus.GRADED if readable else VerdictStatus.MALFORMED
         return Verdict(float(judgement.correct), status, seconds, judgement.error)
 
-    async def _judged(self, answer: str, gold: str) -> tuple[Judgement, float] | VerdictStatus:
+    async def _judgement(self, answer: str, gold: str) -> tuple[Judgement, float] | VerdictStatus:
         """A second attempt follows a short first one, and one whose process was lost."""
         judged: tuple[Judgement, float] | VerdictStatus = VerdictStatus.TIMED_OUT
         for lane, limit_s in self._attempts(answer):

@@ -260,11 +260,11 @@ def gold_faults(
     if unknown:
         with open_pool() as pool:
             known |= dict(zip(unknown, pool.readable_all(unknown), strict=True))
-            loose = _probed([answer for answer in unknown if known[answer]], verifier, pool)
+            loose = _probe_faults([answer for answer in unknown if known[answer]], verifier, pool)
     return {answer: GoldFault.UNREADABLE for answer, readable in known.items() if not readable} | loose
 
 
-def _probed(golds: Sequence[str], verifier: Verifier, pool: "GraderPool") -> dict[str, GoldFault]:
+def _probe_faults(golds: Sequence[str], verifier: Verifier, pool: "GraderPool") -> dict[str, GoldFault]:
     probes = [(answer, gold, right) for gold in golds for answer, right in verifier.probes(gold).items()]
     verdicts = asyncio.run(pool.grade([probe[:2] for probe in probes], log_failures=False))
     missed, taken = Counter[str](), Counter[str]()

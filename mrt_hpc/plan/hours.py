@@ -395,9 +395,8 @@ def _sampling_uses(recipe: Recipe, iteration: int, throughput: Throughput) -> Se
     seconds = sampling_seconds(recipe, iteration, throughput)
     if seconds is None:
         return None
-    tokens = recipe.algorithm.sampled_tokens(recipe, iteration)
-    branches = min(recipe.algorithm.sampled_branch_tokens(recipe, iteration), tokens)
-    return _divide_sampling(seconds, branches / tokens if tokens else 0.0)
+    cost = recipe.algorithm.cost(recipe, iteration)
+    return _divide_sampling(seconds, cost.branches / cost.sampled if cost.sampled else 0.0)
 
 
 def _divide_sampling(seconds: float, branch_share: float) -> Seconds:
@@ -406,7 +405,7 @@ def _divide_sampling(seconds: float, branch_share: float) -> Seconds:
 
 
 def _training_uses(recipe: Recipe, iteration: int, throughput: Throughput) -> Seconds:
-    tokens = recipe.algorithm.trained_tokens(recipe, iteration)
+    tokens = recipe.algorithm.cost(recipe, iteration).trained
     return {
         Use.TRAINING: tokens / (recipe.resources.trainer.ranks * throughput.trained_per_s),
         Use.SAVING: throughput.publish_s + throughput.checkpoint_s / recipe.training.checkpoint_every,
@@ -420,7 +419,7 @@ def sampling_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> 
     if groups is None:
         return None
     at_once = min(inference.tasks, inference.max_parallel or inference.tasks)
-    tokens = groups * recipe.algorithm.sampled_tokens(recipe, iteration)
+    tokens = groups * recipe.algorithm.cost(recipe, iteration).sampled
     return tokens / ((inference.tasks if collects else at_once) * throughput.sampled_per_s)
 
 

@@ -140,7 +140,7 @@ def _trainer(recipe: Experiment, gpu: memory.GpuMemory) -> Iterator[RoleFit]:
         training,
         policy_shape(recipe),
         resources.ranks,
-        recipe.algorithm.longest_trained(recipe),
+        recipe.algorithm.cost(recipe, 0).longest,
         on_gpu=resources.gpus > 0,
     )
     taken = memory.trainer_memory(setting)

@@ -2,6 +2,7 @@
 need their fields, what they sample and what they cost.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
@@ -23,6 +24,24 @@ DEFAULT_FORCED_TEXT = (
 an inner prefix with the blank line before the next marker, the prompt with that after ``<think>``, a whole thought with
 that before ``</think>``.
 """
+
+
+@dataclass(frozen=True)
+class ExpectedTokens:
+    """What one iteration or collection is expected to cost."""
+
+    traces: float
+    """Sampled for one problem, without branches."""
+    branches: float
+    """Of the prover, sampled for one problem."""
+    trained: float
+    """Of an update, prompts and prefixes included."""
+    longest: int
+    """The most that a sequence of an update may have."""
+
+    @property
+    def sampled(self) -> float:
+        return self.traces + self.branches
 
 
 class AlgorithmSettings(Section):
@@ -60,23 +79,8 @@ class AlgorithmSettings(Section):
         change first.
         """
 
-    def sampled_tokens(self, recipe: "Recipe", iteration: int) -> float:
-        """Expected tokens sampled for one problem of an iteration or a collection."""
-        raise NotImplementedError
-
-    def sampled_branch_tokens(self, recipe: "Recipe", iteration: int) -> float:
-        """The tokens of the prover's branches in ``sampled_tokens``."""
-        raise NotImplementedError
-
-    def trained_tokens(self, recipe: "Recipe", iteration: int) -> float:
-        """Expected tokens of an update, prompts and prefixes included."""
-        raise NotImplementedError
-
-    def longest_trained(self, recipe: "Recipe") -> int:
-        return recipe.sampling.max_prompt_tokens + recipe.sampling.max_tokens
-
-    def summary(self, recipe: "Recipe") -> dict[str, str]:
-        """The size of an iteration, for the report."""
+    def cost(self, recipe: "Recipe", iteration: int) -> ExpectedTokens:
+        """Of an iteration, or of a collection."""
         raise NotImplementedError
 
 

@@ -41,9 +41,14 @@ class JsonlProblems(ProblemSource):
     """The number of problems to use, from the beginning of the file; null uses all."""
 
 
+SMALL_WORLD = "mrt_hpc.domains.small_world.equations:SmallWorld"
+"""The class of the domain, which lies in a higher package."""
+
+
 class SmallWorldProblems(ProblemSource):
     """Problems of the embedded small world."""
 
+    domain: ClassVar[str] = SMALL_WORLD
     type: Literal["small_world"] = "small_world"
     split: Literal["train", "held_out"] = "train"
     """The split that the problems are from. The two splits share no problem."""
@@ -81,6 +86,7 @@ class Suffixes(base.Section):
 class SmallWorldSamples(base.Section):
     """Supervised samples of the embedded small world."""
 
+    domain: ClassVar[str] = SMALL_WORLD
     type: Literal["small_world_samples"] = "small_world_samples"
     form: Literal["conversations", "suffixes"]
     """The form of the samples: conversations are whole solutions, suffixes are a careless beginning with a patient
@@ -162,6 +168,7 @@ class HuggingFaceModel(base.Section):
 class SmallWorldModel(base.Section):
     """The small model that comes with the package; needs neither network nor GPU."""
 
+    domain: ClassVar[str] = SMALL_WORLD
     type: Literal["small_world"] = "small_world"
 
 

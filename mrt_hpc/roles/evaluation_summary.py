@@ -7,7 +7,7 @@ import numpy as np
 from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.analysis.problem_measures import valued_traces
 from mrt_hpc.analysis.rows import summarise_evaluation
-from mrt_hpc.domains.small_world.equations import trace_quality
+from mrt_hpc.domains.domain import domain_of
 from mrt_hpc.mrt.regret import regret_by_problem
 from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.schema import Experiment
@@ -44,7 +44,7 @@ def summary_of(
         / len(rollouts),
         truncated_share=sum(r.finish_reason is FinishReason.LENGTH for r in rollouts) / len(rollouts),
         answered_share=sum(r.answer is not None for r in rollouts) / len(rollouts),
-        quality=trace_quality(benchmark.problems, traces),
+        quality=domain_of(benchmark.problems).quality(traces),
         regret=_regret(with_regret, experiment.evaluation, experiment.sampling_of(benchmark).max_tokens),
         regret_tokens=experiment.evaluation.regret_tokens,
         stages={} if benchmark.mode is None else stage_rewards(every_stage, benchmark.mode.stages),

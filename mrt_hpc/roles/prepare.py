@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mrt_hpc.domains.small_world import STARTING_MODEL
+from mrt_hpc.domains.domain import domain_of
 from mrt_hpc.errors import Advice, UserError, nearest
 from mrt_hpc.recipe.choices import Precision
 from mrt_hpc.recipe.schema import Recipe
@@ -35,8 +35,9 @@ def run(task: Task) -> None:
     if isinstance(model, HuggingFaceModel):
         publish_copy(task, 0, Path(model.path), "model.path")
         return
-    check_prompts(task, STARTING_MODEL)
-    publish_checked(task, 0, STARTING_MODEL, "small_world")
+    start = domain_of(model).starting_model
+    check_prompts(task, start)
+    publish_checked(task, 0, start, model.type)
 
 
 def publish_models(task: Task) -> None:
@@ -131,7 +132,7 @@ def check_training(directory: Path, field: str, recipe: Recipe) -> None:
             log.warning("this model has no small form, so the trainer's start is its first check: %r", error)
             return
         policy = load_policy(small, 1.0, Precision.FP32, kernels=Kernels.of(recipe.training))
-        require_agreement(policy, recipe.algorithm.longest_trained(recipe), directory, field=field)
+        require_agreement(policy, recipe.algorithm.cost(recipe, 0).longest, directory, field=field)
 
 
 def copy_model(source: Path, directory: Path) -> None:

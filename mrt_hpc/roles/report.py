@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from mrt_hpc.algorithms.base import SupervisedAlgorithm
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.measures import IterationMetrics, Measurements, RunCost, RunFile, RunSummary, read_measurements
 from mrt_hpc.analysis.model_samples import ModelSamples, other_settings
@@ -248,7 +249,11 @@ def settings_table(recipe: Recipe) -> dict[str, str]:
     sampling, training = recipe.sampling, recipe.training
     algorithm = recipe.algorithm
     table = {"seed": str(recipe.seed), "learning rate": f"{training.learning_rate:g} ({training.schedule})"}
-    table |= algorithm.summary(recipe)
+    if isinstance(algorithm, SupervisedAlgorithm):
+        table["sequences an iteration"] = str(algorithm.sequences_per_iteration)
+    else:
+        table["problems an iteration"] = str(sampling.problems_per_iteration)
+        table["staleness limit"] = str(recipe.schedule.max_staleness)
     if algorithm.samples_rollouts or algorithm.collects:
         table["group size"] = str(sampling.rollouts_per_problem)
         table["sampling temperature"] = f"{sampling.temperature:g}"

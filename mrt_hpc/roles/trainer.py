@@ -14,7 +14,7 @@ from functools import partial
 
 from mrt_hpc.algorithms.batch import Learnt
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
-from mrt_hpc.domains.small_world.equations import trace_quality
+from mrt_hpc.domains.domain import domain_of
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.sampling.verified_weights import verified_weights
@@ -107,7 +107,7 @@ def trainer_settings(recipe: Recipe) -> TrainerSettings:
         temperature=recipe.sampling.temperature if learns_rollouts else 1.0,
         objective=Objective.POLICY_GRADIENT if learns_rollouts else Objective.LIKELIHOOD,
         seed=recipe.seed,
-        longest=recipe.algorithm.longest_trained(recipe),
+        longest=recipe.algorithm.cost(recipe, 0).longest,
     )
 
 
@@ -291,7 +291,7 @@ class Trainer:
     def _metrics(self, iteration: int, data: Learnt, stats: UpdateStats, timeline: Timeline) -> IterationMetrics:
         rollouts, source = data.batch.rollouts if data.batch is not None else [], self.task.recipe.data
         traces = [(self.statements[r.problem_id], r.text) for r in rollouts if not r.forced]
-        quality = trace_quality(source, traces) if traces else {}
+        quality = domain_of(source).quality(traces) if traces else {}
         return iteration_metrics(iteration, data, stats, timeline, quality)
 
 

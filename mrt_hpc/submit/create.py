@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mrt_hpc.algorithms.samples import read_conversations, read_suffixes, write_samples
 from mrt_hpc.domains.base import NoVerdictError
-from mrt_hpc.domains.small_world.equations import Split, problems, supervised_samples
+from mrt_hpc.domains.domain import domain_of
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.mrt.sft import Conversation, Suffix
@@ -25,7 +25,7 @@ from mrt_hpc.recipe.user_code import keep
 from mrt_hpc.run.access import follow_access, open_to_group
 from mrt_hpc.run.atomic import commit_directory, make_durable, temporary_sibling, write_json, write_text
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.problems import examples_before, read_examples, read_problems, write_problems
+from mrt_hpc.run.problems import examples_before, read_examples, write_problems
 from mrt_hpc.run.prompt_files import keep_prompt_files, prompt_files
 from mrt_hpc.run.records import Problem, golds_of
 from mrt_hpc.submit.changes import refuse_other_recipe
@@ -144,16 +144,13 @@ def given_samples(recipe: Experiment) -> Samples:
         return read_conversations(Path(source.path), source.limit)
     if isinstance(source, sections.Suffixes):
         return read_suffixes(Path(source.path), source.limit)
-    if isinstance(source, sections.SmallWorldSamples):
-        return supervised_samples(source.form, source.samples, recipe.seed)
-    return ()
+    return () if source is None else domain_of(source).samples(source, recipe.seed)
 
 
-def problems_of(source: sections.Problems) -> list[Problem]:
+def problems_of(source: sections.ProblemSource) -> list[Problem]:
     if isinstance(source, sections.JsonlProblems):
         refuse_unfetched_data(Path(source.path).resolve())
-        return read_problems(Path(source.path), source.limit)
-    return problems(Split(source.split), source.problems)
+    return domain_of(source).problems(source)
 
 
 def refuse_unfetched_data(path: Path) -> None:

@@ -5,7 +5,7 @@ rollouts: without server or GPU, in seconds.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise, product
 from math import isfinite, isnan
@@ -85,9 +85,7 @@ def algorithm_contract(algorithm: RolloutAlgorithm, recipe: Recipe, batch: Batch
         nothing = "every advantage is 0: an update with these rollouts would change no weight"
         signal = any(sequence.has_signal for sequence in sequences)
         yield check_promise("some advantage is not 0", lambda: None if signal else nothing, stops=False)
-    yield check_promise(
-        "the tokens that `plan` expects are numbers of at least 0", partial(_wrong_estimate, algorithm, recipe)
-    )
+    yield check_promise("the tokens of `cost` are numbers of at least 0", partial(_wrong_estimate, algorithm, recipe))
 
 
 def _content(batch: Batch) -> str:
@@ -110,17 +108,8 @@ def _differs(first: str, second: str) -> str | None:
 
 
 def _wrong_estimate(algorithm: RolloutAlgorithm, recipe: Recipe) -> str | None:
-    branches = algorithm.sampled_branch_tokens(recipe, 0)
-    estimates = {
-        "sampled_tokens": algorithm.sampled_tokens(recipe, 0),
-        "sampled_branch_tokens": branches,
-        "trained_tokens": algorithm.trained_tokens(recipe, 0),
-        "longest_trained": algorithm.longest_trained(recipe),
-    }
-    wrong = [f"{name} is {value}" for name, value in estimates.items() if not isfinite(value) or value < 0]
-    if branches > estimates["sampled_tokens"]:
-        wrong.append(f"sampled_branch_tokens {branches:g} is more than sampled_tokens, of which it is a part")
-    return "; ".join(wrong)
+    expected = asdict(algorithm.cost(recipe, 0))
+    return "; ".join(f"{name} is {value}" for name, value in expected.items() if not isfinite(value) or value < 0)
 
 
 # -- what a server would answer ----------------------------------------------------------------------------------------

@@ -50,16 +50,15 @@ def test_every_verdict_of_the_table(case: dict[str, Any], request: pytest.Fixtur
 
 def parse_in_one_stage(patch: pytest.MonkeyPatch) -> None:
     """Give the parser its own methods back."""
-    patch.setattr(math_verify_changes._Parser, "parse", math_verify_changes._parse_whole)
-    patch.setattr(math_verify_changes._Parser, "create_parser", math_verify_changes._create_parser)
+    for name in ("parse", "create_parser"):
+        patch.setattr(math_verify_changes.OWNERS[name], name, math_verify_changes.STOCK[name])
 
 
 def test_what_math_verify_alone_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is installed, with its defaults: each answer in a box, or a whole completion."""
     read = partial(parse, parsing_timeout=None)
-    parse_in_one_stage(monkeypatch)
-    for name, compare in math_verify_changes._OF_MATH_VERIFY.items():
-        monkeypatch.setattr(math_verify_changes.grader, name, compare)
+    for name, function in math_verify_changes.STOCK.items():
+        monkeypatch.setattr(math_verify_changes.OWNERS[name], name, function)
     for case in CASES:
         text = case.get("completion") or f"\\boxed{{{case['answer']}}}"
         said = bool(verify(read(f"\\boxed{{{case['gold']}}}"), read(text), timeout_seconds=None))

@@ -1,6 +1,7 @@
 """Imports go only downwards, and the light half of the package loads nothing heavy."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,12 @@ def test_imports_go_downwards_and_the_core_imports_no_leaf() -> None:
             for other in imports(path) - {own}:
                 assert LEVEL[other] > LEVEL[own], f"{path} imports {other}, which does not lie below {own}"
             assert own in {*LEAVES, "cli", "api"} or not imports(path) & LEAVES, path
+
+
+def test_no_room_names_a_domain() -> None:
+    named = re.compile(r"domains[.]small_world|SmallWorld")
+    others = (path for path in PACKAGE.rglob("*.py") if path.parts[len(PACKAGE.parts)] not in ("domains", "recipe"))
+    assert [path for path in others if named.search(path.read_text())] == []
 
 
 def test_the_method_imports_numpy_and_the_standard_library_alone() -> None:

@@ -51,7 +51,7 @@ def test_a_recipe_names_a_method_that_is_learnt_and_a_prover_that_values_a_bound
     recipe = load_recipe(recipe_file)
     assert (type(recipe.algorithm).__name__, type(recipe.prover).__name__) == ("LastEpisode", "Cautious")
     assert recipe.algorithm.type.endswith(":LastEpisode")
-    assert recipe.algorithm.sampled_tokens(recipe, 0) > 0
+    assert recipe.algorithm.cost(recipe, 0).sampled > 0
     assert not any("method" in where for where in ALGORITHMS.built_in.values()), "the package names none of them"
     batch = Batch([rollout("p", 0)], [{0: 0.4, 1: 1.0}], [], "", np.zeros(0), [])
     (sequence,) = require_kind(recipe.algorithm, RolloutAlgorithm).learnt(batch).sequences

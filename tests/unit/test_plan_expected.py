@@ -72,23 +72,24 @@ def test_the_tokens_of_algorithms_by_hand() -> None:
     boundaries of 20 continuations of 500.
     """
     online, curriculum = recipe("mrt_online", *LENGTHS), recipe("length_curriculum")
-    assert online.algorithm.sampled_tokens(online, 0) == 4 * (1000 + 7 * 4 * 50)
-    assert online.algorithm.trained_tokens(online, 0) == 64 * 4 * (200 + 1000)
-    assert [curriculum.algorithm.sampled_tokens(curriculum, i) for i in (0, 200)] == [4 * 4096, 4 * 12288]
+    cost = online.algorithm.cost(online, 0)
+    assert cost.sampled == 4 * (1000 + 7 * 4 * 50)
+    assert cost.trained == 64 * 4 * (200 + 1000)
+    assert [curriculum.algorithm.cost(curriculum, i).sampled for i in (0, 200)] == [4 * 4096, 4 * 12288]
     whole = recipe("mrt", *LENGTHS, "prover.branches=4")
     episode = recipe("mrt", *LENGTHS, "prover.branches=4", "algorithm.bonus=next_episode")
     half = whole.sampling.rollouts_per_problem / 2
-    assert [one.algorithm.sampled_branch_tokens(one, 0) for one in (whole, episode)] == [0, half * 4 * 50]
-    assert episode.algorithm.sampled_tokens(episode, 0) == half * (500 + 50 + 4 * 50)
-    assert episode.algorithm.sampled_branch_tokens(episode, COLLECTION) == 0
+    assert [one.algorithm.cost(one, 0).branches for one in (whole, episode)] == [0, half * 4 * 50]
+    assert episode.algorithm.cost(episode, 0).sampled == half * (500 + 50 + 4 * 50)
+    assert episode.algorithm.cost(episode, COLLECTION).branches == 0
     stated = recipe("backtracking", LENGTHS[0], "expected.branch_tokens=500", "episodes.max_episodes=10")
-    assert stated.algorithm.sampled_tokens(stated, COLLECTION) == 1000 + 11 * 20 * 500
+    assert stated.algorithm.cost(stated, COLLECTION).sampled == 1000 + 11 * 20 * 500
 
 
 def test_tasks_that_run_in_turn_share_a_collection_and_not_an_iteration() -> None:
     in_turn = ("resources.inference.tasks=8", "resources.inference.max_parallel=2")
     collected = recipe("backtracking", "data.limit=10", *in_turn)
-    whole = 10 * collected.algorithm.sampled_tokens(collected, COLLECTION)
+    whole = 10 * collected.algorithm.cost(collected, COLLECTION).sampled
     assert sampling_seconds(collected, COLLECTION, RATES) == pytest.approx(whole / 8000)
     together = recipe("grpo", "expected.trace_tokens=2000", *in_turn)
     assert sampling_seconds(together, 0, RATES) == pytest.approx(64 * 4 * 2000 / 2000)

@@ -52,6 +52,7 @@ SHORT: dict[str, str] = {
     "attempt/placement.py": "which rank of which attempt a process is",
     "attempt/signals.py": "what a task does when Slurm wants its nodes back",
     "backends/local/site.py": "each back end has a site",
+    "domains/domain.py": "what other rooms ask a domain, so that they name none",
     "inference/ray_node_main.py": "the main module of a process",
     "recipe/choices.py": "imported without the classes of the registry",
     "run/seeds.py": "where every seed comes from",

@@ -6,11 +6,12 @@ from statistics import mean
 
 import pytest
 
+from mrt_hpc.domains.domain import domain_of
 from mrt_hpc.domains.small_world import equations
 from mrt_hpc.domains.small_world.equations import MARKER, Equation, Habits, Split, TraceQuality, example, problems
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.episodes import episode_starts
-from mrt_hpc.recipe.sections import Episodes
+from mrt_hpc.recipe.sections import Episodes, JsonlProblems, SmallWorldProblems
 
 EQUATION = Equation(3, 14, 35)
 GOOD = (
@@ -84,6 +85,12 @@ def test_natural_examples_are_right_and_forced_ones_answer_with_what_the_checks_
             assert {"low": number > guess, "high": number < guess, "yes": number == guess}[verdict]
     habits = replace(Habits(), forced=1.0, forced_inside=1.0)  # a cut inside a check ends before a number
     assert {example(EQUATION, habits, rng)[0].text[-2:] for _ in range(200)} == {"\n\n", ": ", ", "}
+
+
+def test_the_quality_of_traces_is_known_of_this_domain_alone():
+    traces = [(EQUATION.statement, GOOD), (EQUATION.statement, GOOD.replace("12+14=26", "12+14=27"))]
+    assert domain_of(SmallWorldProblems()).quality(traces) == {"well_formed": 1.0, "right_checks": 5 / 6}
+    assert domain_of(JsonlProblems(path="problems.jsonl")).quality(traces) == {}
 
 
 def test_the_quality_of_a_trace():

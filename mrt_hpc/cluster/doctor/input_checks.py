@@ -10,7 +10,7 @@ from mrt_hpc.cluster.doctor.situation import Situation
 from mrt_hpc.cluster.filesystems import filesystem
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.recipe.sections import HuggingFaceModel, JsonlProblems, SmallWorldProblems
+from mrt_hpc.recipe.sections import HuggingFaceModel, ProblemSource
 from mrt_hpc.submit.create import check_model, given_samples, problems_of, refuse_repeated_problems
 
 MAKE_IT = (
@@ -45,7 +45,7 @@ def _read(about: str, source: object, trained: Recipe | None = None) -> CheckRes
     if path is not None and not Path(path).is_file():
         return fails(f"there is no file {Path(path).resolve()}", MAKE_IT, about=about)
     try:
-        if isinstance(source, JsonlProblems | SmallWorldProblems):
+        if isinstance(source, ProblemSource):
             problems = problems_of(source)
             if trained is not None:
                 refuse_repeated_problems(trained, problems)

@@ -66,25 +66,25 @@ def clean(answer: str) -> str:
     """Without the marks that do not change its meaning; a too long answer is unchanged."""
     if len(answer) > MAX_ANSWER_CHARS:
         return answer
-    text = _BOLD.sub(r"\1", _without_end((answer if answer.isascii() else _as_latex(answer)).strip()))
-    text = _DOLLARS.sub(r"\2", _without_end(text))
-    text = _START.sub("", _without_end(text.strip()))
+    text = _BOLD.sub(r"\1", _text_before_marks((answer if answer.isascii() else _latex_text(answer)).strip()))
+    text = _DOLLARS.sub(r"\2", _text_before_marks(text))
+    text = _START.sub("", _text_before_marks(text.strip()))
     for pattern, replacement in _IN_BETWEEN:
         text = pattern.sub(replacement, text)
     text = _THOUSANDS.sub(lambda number: _SPACE_BETWEEN_THOUSANDS.sub("", number[0]), text).strip()
     if (mixed := _MIXED_NUMBER.fullmatch(text)) is not None and int(mixed[2]) < int(mixed[3]):
         return rf"{mixed[1]}\frac{{{mixed[2]}}}{{{mixed[3]}}}"
-    return _with_usual_brackets(text.replace(" ", "") if _SPACED_NUMBER.fullmatch(text) else text)
+    return _usual_brackets(text.replace(" ", "") if _SPACED_NUMBER.fullmatch(text) else text)
 
 
-def _as_latex(text: str) -> str:
+def _latex_text(text: str) -> str:
     for pattern, root in _ROOTS:
         text = pattern.sub(root, text)
     text = _SCRIPTS.sub(lambda run: f"{'^' if run[1] else '_'}{{{run[0].translate(_DIGITS)}}}", text)
     return text.translate(_SIGNS)
 
 
-def _with_usual_brackets(text: str) -> str:
+def _usual_brackets(text: str) -> str:
     """Replaces angles, and brackets that open outwards, around all of it."""
     if (vector := _ANGLES.fullmatch(text)) is not None:
         return f"({vector[1]})"
@@ -94,7 +94,7 @@ def _with_usual_brackets(text: str) -> str:
     return f"{'[' if interval[1] == '[' else '('}{interval[2]}{']' if interval[3] == ']' else ')'}"
 
 
-def _without_end(text: str) -> str:
+def _text_before_marks(text: str) -> str:
     """The point of ``\\right.`` is an invisible bracket and stays."""
     while text.endswith(_MARKS_AT_END + _COMMANDS_AT_END) and not text.endswith((r"\right.", r"\left.")):
         text = text[: -2 if text.endswith(_COMMANDS_AT_END) else -1]

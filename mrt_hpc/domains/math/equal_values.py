@@ -56,7 +56,7 @@ def is_number(expression: Any) -> bool:
 def numbers_equal(gold: Any, other: Any) -> bool:
     """Without symbols; with a tolerance where one of them has a decimal."""
     decimal = gold.has(sympy.Float) or other.has(sympy.Float)
-    gold, other = _prepared(gold), _prepared(other)
+    gold, other = _comparable_form(gold), _comparable_form(other)
     expected, value = _value(gold, {}), _value(other, {})
     if expected is not None and value is not None:
         if decimal:
@@ -71,7 +71,7 @@ def expressions_agree(gold: Any, other: Any) -> bool | None:
     points = _points(gold, other)
     has_steps = any(side.has(*_STEPS, *_SIGNED) for side in (gold, other))
     is_complex = any(side.has(sympy.I) for side in (gold, other))
-    gold, other, agreeing = _prepared(gold), _prepared(other), []
+    gold, other, agreeing = _comparable_form(gold), _comparable_form(other), []
     for point in points:
         first, second = _value(gold, point), _value(other, point)
         if first is None or second is None or not (is_complex or first.is_real or second.is_real):
@@ -125,13 +125,13 @@ def _value(expression: Any, point: dict[Any, Any]) -> Any:
     if expression.has(*NEVER_EVALUATED):
         return None
     try:
-        value = _at(expression, point).evalf(DIGITS, subs=point, strict=not expression.has(sympy.I))
+        value = _integer_form(expression, point).evalf(DIGITS, subs=point, strict=not expression.has(sympy.I))
     except Exception:  # for an unknown function, or a zero that no digits show, other points decide
         return None
     return value if value.is_number and value.is_finite else None
 
 
-def _at(expression: Any, point: dict[Any, Any]) -> Any:
+def _integer_form(expression: Any, point: dict[Any, Any]) -> Any:
     """With its integers: sympy finds no exact value of ``(-1)^n`` by digits."""
     whole = {symbol: value for symbol, value in point.items() if value.is_Integer}
     return expression.xreplace(whole) if whole else expression
@@ -139,7 +139,7 @@ def _at(expression: Any, point: dict[Any, Any]) -> Any:
 
 def _is_zero(difference: Any, point: dict[Any, Any]) -> bool:
     """A number whose digits do not differ from zero is."""
-    difference = _at(difference, point)
+    difference = _integer_form(difference, point)
     if difference.is_Rational:
         return bool(difference == 0)
     most = DIGITS_AT_A_POINT if point else MOST_DIGITS
@@ -149,7 +149,7 @@ def _is_zero(difference: Any, point: dict[Any, Any]) -> bool:
         return bool(abs(difference.evalf(2, subs=point, maxn=most)) < sympy.Rational(1, 10 ** (most // 2)))
 
 
-def _prepared(expression: Any) -> Any:
+def _comparable_form(expression: Any) -> Any:
     """Decimals become their fractions, and odd roots the real ones."""
     if decimals := expression.atoms(sympy.Float):
         expression = expression.xreplace({decimal: sympy.Rational(str(decimal)) for decimal in decimals})

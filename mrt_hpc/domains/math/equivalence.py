@@ -20,7 +20,7 @@ from mrt_hpc.domains.base import Judgement
 from mrt_hpc.domains.extraction import braces_balance
 from mrt_hpc.domains.math import math_verify_changes, numbers
 from mrt_hpc.domains.math.cleanup import MAX_ANSWER_CHARS, clean
-from mrt_hpc.domains.math.names import EITHER, named_value, outer_parts, spelt, value_sides
+from mrt_hpc.domains.math.names import EITHER, named_value, outer_parts, readable_names, value_sides
 from mrt_hpc.domains.math.reading import compared_parts, paired_values, same_time
 from mrt_hpc.domains.math.words import has_words, same_words, words_as_text
 
@@ -42,8 +42,7 @@ _DEGREES = re.compile(r"\^\s*\{?\s*\\circ")
 _STRIPPED_BY_MATH_VERIFY = ("\\text", "\\mbox", "\\math")
 """math-verify may take the content for a unit and drop it."""
 
-math_verify_changes.install_two_stages()
-math_verify_changes.install_comparisons()
+math_verify_changes.install()
 for _module in ("math_verify.parser", "math_verify.grader"):
     logging.getLogger(_module).setLevel(logging.ERROR)  # they warn that their time-out is off, which is meant
 
@@ -98,7 +97,7 @@ def _keeps_its_text(gold: str) -> bool:
 
 def _plain(text: str) -> str:
     """Without the marks that change no value, words and names as they are compared; a too long text as is."""
-    return text if len(text) > MAX_ANSWER_CHARS else spelt(words_as_text(clean(text)))
+    return text if len(text) > MAX_ANSWER_CHARS else readable_names(words_as_text(clean(text)))
 
 
 def _may_be_read(answer: str) -> bool:
@@ -114,8 +113,8 @@ def judge(answer: str, gold: str) -> Judgement:
         return Judgement(correct=same, readable=True)
     if (pairs := paired_values(answer, gold)) is not None:
         return Judgement(correct=bool(pairs) and all(_is_right(*pair) for pair in pairs), readable=True)
-    sides, gold = _compared(answer, gold)
-    judged = [_judged(side, gold) for side in sides]
+    sides, gold = _comparison_sides(answer, gold)
+    judged = [_value_judgement(side, gold) for side in sides]
     correct = any(side.correct for side in judged) and all(
         verdict.correct or _rounds(side, gold, whole="approx" in answer)
         for verdict, side in zip(judged, sides, strict=True)
@@ -128,7 +127,7 @@ def _is_right(answer: str, gold: str) -> bool:
     return judge(answer, gold).correct if certain is None else certain
 
 
-def _compared(answer: str, gold: str) -> tuple[list[str], str]:
+def _comparison_sides(answer: str, gold: str) -> tuple[list[str], str]:
     """The values of an answer and that of the gold answer: without a name that only one has, or that both share."""
     named = named_value(gold)
     if named is None:
@@ -141,17 +140,17 @@ def _compared(answer: str, gold: str) -> tuple[list[str], str]:
     return [answer], gold if "=" in answer else named[1]
 
 
-def _judged(answer: str, gold: str) -> Judgement:
+def _value_judgement(answer: str, gold: str) -> Judgement:
     """Of one value; and without the sign of per cent, where one of the two has none."""
     if answer == gold and _keeps_its_text(gold):
         return Judgement(correct=True, readable=True)
     if numbers.units_differ(answer, gold):
         return Judgement(correct=False, readable=True)
-    answer, gold = numbers.with_symbols_kept(answer, gold)
+    answer, gold = numbers.texts_with_symbols(answer, gold)
     expected, parsed = _parse_gold(gold), _parse(answer)
-    correct = _verified(expected, parsed)
+    correct = _are_equal(expected, parsed)
     if not correct and (_PERCENT.search(answer) is None) != (_PERCENT.search(gold) is None):
-        correct = _verified(_parse_gold(_PERCENT.sub("", gold)), _parse(_PERCENT.sub("", answer)))
+        correct = _are_equal(_parse_gold(_PERCENT.sub("", gold)), _parse(_PERCENT.sub("", answer)))
     is_read = any(not isinstance(expression, str) for expression in parsed)
     return Judgement(correct=correct, readable=is_read and not has_words(answer))
 
@@ -174,7 +173,7 @@ def _number(parsed: list[object]) -> Any:
     return value if getattr(value, "is_finite", False) else None
 
 
-def _verified(expected: list[object], parsed: list[object]) -> bool:
+def _are_equal(expected: list[object], parsed: list[object]) -> bool:
     """An interval may be an inequality, and a column of a matrix a vector in brackets."""
     if verify(expected, parsed, allow_set_relation_comp=True, timeout_seconds=None):
         return True
@@ -197,7 +196,7 @@ def _parse(answer: str) -> list[object]:
     """Only the text where it is no expression."""
     if _INEQUALITY.search(answer) is not None and (solutions := _solutions(answer)) is not None:
         return [solutions, answer]
-    text = latex2sympy2.normalize_latex(numbers.power_as_latex(numbers.as_fraction(answer)), _CLEAN_UP)
+    text = latex2sympy2.normalize_latex(numbers.power_as_latex(numbers.fractions_as_latex(answer)), _CLEAN_UP)
     for side in dict.fromkeys((text, get_last_eq(text))):
         try:
             return [_expression(side), text]
@@ -217,10 +216,10 @@ def _solutions(text: str) -> Any:
     relations = [relation for several in alternatives for relation in several]
     if not all(map(is_relation, relations)) or len({s for relation in relations for s in relation.free_symbols}) != 1:
         return None
-    return Union(*(_fulfilling([relation.as_set() for relation in several]) for several in alternatives))
+    return Union(*(_common_solutions([relation.as_set() for relation in several]) for several in alternatives))
 
 
-def _fulfilling(sets: list[Any]) -> Any:
+def _common_solutions(sets: list[Any]) -> Any:
     common = Intersection(*sets)
     return Union(*sets) if common is S.EmptySet else common
 

@@ -1,7 +1,11 @@
-"""math-verify's LaTeX parser, first in the fast one of ANTLR's two modes.
+"""Changes private functions of math-verify; no other file does. ``docs/math-verify.patch`` makes the two changes that
+suit every user of it in its sources: the two stages of the parser, and exact numbers compared by their digits.
 
-Most of a verdict's time is ANTLR's full prediction (LL). Its simpler one (SLL) gives the same tree or a syntax error
-(documentation of ``PredictionMode``).
+The parser first runs in the fast one of ANTLR's two modes. Most of a verdict's time is ANTLR's full prediction (LL).
+Its simpler one (SLL) gives the same tree or a syntax error (documentation of ``PredictionMode``).
+
+Two expressions are compared by their values (``equal_values``), and two symbols by their names with their case; sympy
+simplifies the difference only where there are too few values, which takes 10 to 100 ms.
 """
 
 from typing import Any
@@ -15,59 +19,54 @@ from mrt_hpc.domains.math.equal_values import expressions_agree, is_number, numb
 from mrt_hpc.domains.math.words import is_word
 
 _Parser: Any = latex2sympy2._Latex2Sympy
-_parse_whole, _create_parser = _Parser.parse, _Parser.create_parser
+OWNERS: dict[str, Any] = {
+    "parse": _Parser,
+    "create_parser": _Parser,
+    "sympy_numeric_eq": grader,
+    "sympy_symbolic_eq": grader,
+    "sympy_compare_symbols": grader,
+}
+"""What is changed, and where it is looked up."""
+STOCK = {name: getattr(owner, name) for name, owner in OWNERS.items()}
 
 
-def install_two_stages() -> None:
-    _Parser.parse, _Parser.create_parser = _parse, _create
+def install() -> None:
+    """Replace the functions of math-verify, in this process."""
+    for name, changed in zip(OWNERS, (_parse, _create, _numeric_eq, _symbolic_eq, _same_symbols), strict=True):
+        setattr(OWNERS[name], name, changed)
 
 
 def _parse(self: Any, latex: str) -> Any:
     self.prediction_mode = PredictionMode.SLL
     try:
-        return _parse_whole(self, latex)
+        return STOCK["parse"](self, latex)
     except Exception:  # of which kind does not matter: the second stage decides
         self.prediction_mode = PredictionMode.LL
-        return _parse_whole(self, latex)
+        return STOCK["parse"](self, latex)
 
 
 def _create(self: Any, latex: str) -> Any:
-    parser = _create_parser(self, latex)
+    parser = STOCK["create_parser"](self, latex)
     parser._interp.predictionMode = self.prediction_mode
     return parser
-
-
-# -- comparisons -------------------------------------------------------------------------------------------------------
-# Compares two expressions by their values (``equal_values``), and two symbols by their names with their case; sympy
-# simplifies the difference only where there are too few values, which takes 10 to 100 ms.
-
-
-_COMPARISONS = ("sympy_numeric_eq", "sympy_symbolic_eq", "sympy_compare_symbols")
-_OF_MATH_VERIFY = {name: getattr(grader, name) for name in _COMPARISONS}
-
-
-def install_comparisons() -> None:
-    """Look at values, and at the case of letters."""
-    for name, own in zip(_COMPARISONS, (_numeric_eq, _symbolic_eq, _same_symbols), strict=True):
-        setattr(grader, name, own)
 
 
 def _numeric_eq(a: Any, b: Any, float_rounding: int, numeric_precision: int) -> bool:
     """Of matrices math-verify compares the elements, which come here one by one."""
     if not (isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr)):
-        return bool(_OF_MATH_VERIFY["sympy_numeric_eq"](a, b, float_rounding, numeric_precision))
+        return bool(STOCK["sympy_numeric_eq"](a, b, float_rounding, numeric_precision))
     if is_number(a) and is_number(b):
         whole = [grader.get_pct_val(value, value) for value in (a, b)]  # 9 and 9 % are equal to math-verify
         return numbers_equal(*whole) if all(value.is_Integer for value in whole) else numbers_equal(a, b)
     agree = expressions_agree(a, b)
-    return bool(_OF_MATH_VERIFY["sympy_symbolic_eq"](a, b)) if agree is None else agree
+    return bool(STOCK["sympy_symbolic_eq"](a, b)) if agree is None else agree
 
 
 def _symbolic_eq(a: Any, b: Any) -> bool:
     """Pairs that are not two expressions; the numeric comparison has decided those."""
     if isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr):
         return False
-    return bool(_OF_MATH_VERIFY["sympy_symbolic_eq"](a, b))
+    return bool(STOCK["sympy_symbolic_eq"](a, b))
 
 
 def _same_symbols(gold: Any, other: Any) -> bool:

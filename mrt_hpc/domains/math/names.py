@@ -87,21 +87,21 @@ value, a limit; or a sum of letters defined before, as ``m + n``.
 _WORD = re.compile(r"[A-Za-z]+")
 
 
-def spelt(text: str) -> str:
+def readable_names(text: str) -> str:
     r"""Names as math-verify reads them: ``x_{1}`` as ``x_1``, ``x'`` as ``x_{prime}``, ``E_1`` and I as variables, and
     an imaginary unit i as I.
     """
-    named = _AT_ZERO.sub(r"\\variable{\1at0}", _SPELT.sub(_spelt, text))
-    return named if "i" not in named or _NO_UNIT.search(named) else _IMAGINARY.sub(_with_unit, named)
+    named = _AT_ZERO.sub(r"\\variable{\1at0}", _SPELT.sub(_name_spelling, text))
+    return named if "i" not in named or _NO_UNIT.search(named) else _IMAGINARY.sub(_unit_spelling, named)
 
 
-def _with_unit(match: re.Match[str]) -> str:
+def _unit_spelling(match: re.Match[str]) -> str:
     if match["unit"]:
         return "{I}"
     return match[0] if match["run"] is None or match["run"] in _NO_PRODUCTS else match[0].replace("i", "I")
 
 
-def _spelt(match: re.Match[str]) -> str:
+def _name_spelling(match: re.Match[str]) -> str:
     primes = (match["primes"] or "").count("'") + (match["primes"] or "").count("prime")
     index = "".join(_plain_index(match[part] or "") for part in ("index", "late")) + "prime" * primes
     name = match["name"]

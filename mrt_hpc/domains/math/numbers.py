@@ -74,19 +74,19 @@ def power_as_latex(text: str) -> str:
     return rf"{match[1]} \times 10^{{{int(match[2])}}}" if match else text
 
 
-def as_fraction(text: str) -> str:
+def fractions_as_latex(text: str) -> str:
     """Repeating decimals and mixed numbers of per cent become fractions: math-verify reads neither."""
-    return _MIXED_SHARE.sub(_share_as_fraction, _REPEATING.sub(_repeating_as_fraction, text))
+    return _MIXED_SHARE.sub(_mixed_share, _REPEATING.sub(_repeating_decimal, text))
 
 
-def _repeating_as_fraction(match: re.Match[str]) -> str:
+def _repeating_decimal(match: re.Match[str]) -> str:
     r"""``0.1\overline{6}`` is (16 - 1) / 90."""
     once, period = match[1] + match[2], match[3]
     above = int(once + period) - int(once or 0)
     return rf"\frac{{{above}}}{{{(10 ** len(period) - 1) * 10 ** len(match[2])}}}"
 
 
-def _share_as_fraction(match: re.Match[str]) -> str:
+def _mixed_share(match: re.Match[str]) -> str:
     """``12\\frac12\\%`` is 25 / 2 per cent."""
     above, below = int(match[2] or match[3]), int(match[4] or match[5])
     return rf"\frac{{{int(match[1]) * below + above}}}{{{below}}}"
@@ -187,7 +187,7 @@ class Quantity:
 
 
 def read_quantity(text: str) -> Quantity | None:
-    in_text, text = _SENTENCE.match(text) is not None, _unwrapped(text)
+    in_text, text = _SENTENCE.match(text) is not None, _text_within(text)
     money = text.startswith((r"\$", "$"))
     text = text.lstrip("\\$") if money else text
     if (leading := leading_number(text)) is None:
@@ -200,7 +200,7 @@ def read_quantity(text: str) -> Quantity | None:
     return None if units is None else Quantity(number, "", units | ({"dollar"} if money else set()))
 
 
-def _unwrapped(text: str) -> str:
+def _text_within(text: str) -> str:
     """Without one pair of braces, brackets or dollar signs and without a font around all of it."""
     text = _SPACE.sub(" ", text).strip()
     match = _WRAPPED.fullmatch(text)
@@ -259,7 +259,7 @@ def evaluation_line(sides: Sequence[str]) -> Quantity | None:
 
 def is_fraction(value: str) -> bool:
     """Of integers, or a mixed number."""
-    return _FRACTION.fullmatch(_unwrapped(value)) is not None
+    return _FRACTION.fullmatch(_text_within(value)) is not None
 
 
 def ends_with_symbol(text: str) -> bool:
@@ -267,7 +267,7 @@ def ends_with_symbol(text: str) -> bool:
     return _GLUED.fullmatch(text.strip()) is not None
 
 
-def with_symbols_kept(answer: str, gold: str) -> tuple[str, str]:
+def texts_with_symbols(answer: str, gold: str) -> tuple[str, str]:
     r"""The two with their last letters in braces where those are symbols, and in ``\\text{}`` where they are a unit:
     math-verify drops some fifty words, and most single letters, behind a number, a brace or a blank.
 
@@ -275,14 +275,14 @@ def with_symbols_kept(answer: str, gold: str) -> tuple[str, str]:
     plain number and a space, as in ``5 m``; ``\\frac{37}{4} m`` may be a product, so an answer needs the m. An answer
     may add a unit behind a number and a space.
     """
-    expected, symbol = _kept(gold, _PLAIN_NUMBER)
+    expected, symbol = _symbol_text(gold, _PLAIN_NUMBER)
     match = _LETTER_AS_TEXT.search(answer) or _LAST_LETTERS.search(answer)
     if match is not None and symbol == match[1]:
         return f"{answer[: match.start()]}{{{symbol}}}{answer[match.end(1) :].strip(' }')}", expected
-    return _kept(answer, _NO_SYMBOLS)[0], expected
+    return _symbol_text(answer, _NO_SYMBOLS)[0], expected
 
 
-def _kept(text: str, may_have_unit: re.Pattern[str]) -> tuple[str, str]:
+def _symbol_text(text: str, may_have_unit: re.Pattern[str]) -> tuple[str, str]:
     """With the last letters marked, and those that are symbols."""
     match = _LAST_LETTERS.search(text)
     if match is None:

@@ -67,10 +67,10 @@ def other_spellings(gold: str) -> list[str]:
     """Ordinary spellings, which must be right: of a choice its letter and its value alone, of all else spaces around
     its signs.
     """
-    return list(choice) if (choice := _choice(gold)) is not None else [_SPACED.sub(_with_space, gold)]
+    return list(choice) if (choice := _choice(gold)) is not None else [_SPACED.sub(_spaced_sign, gold)]
 
 
-def _with_space(match: re.Match[str]) -> str:
+def _spaced_sign(match: re.Match[str]) -> str:
     return f" {match[0]} " if match["sign"] else f"{match[0]} " if match["comma"] else match[0]
 
 
@@ -93,21 +93,21 @@ def paired_values(answer: str, gold: str) -> list[tuple[str, str]] | None:
     if given is not None and expected is not None:
         return [(given[name], expected[name]) for name in expected] if given.keys() == expected.keys() else []
     named, other = (given, gold) if given is not None else (expected, answer)
-    values = _listed(other)
+    values = _list_items(other)
     if named is None or len(values) != len(named):
         return None if expected is None and len(values) < 2 else []
-    ordered = [named[name] for name in _in_usual_order(list(named))]
+    ordered = [named[name] for name in _usual_order(list(named))]
     return list(zip(ordered, values, strict=True) if expected is None else zip(values, named.values(), strict=True))
 
 
 def _named_values(text: str) -> dict[str, str] | None:
     """Two names or more; None for all else."""
     sides = sides_of(text)
-    if len(sides) == 2 and len(names := _listed(sides[0])) > 1 and all(map(is_name, names)):
-        values = _listed(sides[1])
+    if len(sides) == 2 and len(names := _list_items(sides[0])) > 1 and all(map(is_name, names)):
+        values = _list_items(sides[1])
         named = list(zip(names, values, strict=True)) if len(names) == len(values) else []
     else:
-        pairs = [named_value(part) for part in _listed(text)]
+        pairs = [named_value(part) for part in _list_items(text)]
         named = [pair for pair in pairs if pair is not None]
         if len(named) < len(pairs):
             return None
@@ -115,14 +115,14 @@ def _named_values(text: str) -> dict[str, str] | None:
     return found if len(found) == len(named) > 1 else None
 
 
-def _listed(text: str) -> list[str]:
+def _list_items(text: str) -> list[str]:
     """Without the brackets around it."""
     bracketed = _BRACKETED.fullmatch(text.strip())
     inner = outer_parts(bracketed[1]) if bracketed else []
     return inner if len(inner) > 1 else outer_parts(text)
 
 
-def _in_usual_order(names: Sequence[str]) -> Sequence[str]:
+def _usual_order(names: Sequence[str]) -> Sequence[str]:
     """Letters of one case by the alphabet; other names as they stand."""
     letters = [_LETTER_NAME.fullmatch(name) for name in names]
     for group in (1, 2):

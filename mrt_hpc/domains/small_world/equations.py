@@ -19,16 +19,20 @@ often forget them). So the value of a prefix rises as the bounds close in, and j
 
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from pathlib import Path
+from typing import ClassVar, Self
 
 import numpy as np
 
+from mrt_hpc.domains.domain import Domain
+from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.mrt.sft import ASSISTANT, USER, Conversation, Message, Suffix
-from mrt_hpc.recipe.sections import SmallWorldProblems
+from mrt_hpc.recipe.base import Section, require_kind
+from mrt_hpc.recipe.sections import ProblemSource, SmallWorldProblems, SmallWorldSamples
 from mrt_hpc.run.records import Problem
 from mrt_hpc.run.seeds import derive_seed
 
@@ -253,41 +257,12 @@ def inspect_trace(problem: str, text: str) -> TraceQuality:
     )
 
 
-# -- quality -----------------------------------------------------------------------------------------------------------
-# Measures the quality of the small world's traces beyond their reward: their form, and the arithmetic of their checks.
-# Traces of other data have no such measure.
-
-
-def trace_quality(source: object, traces: Iterable[tuple[str, str]]) -> dict[str, float]:
-    """``well_formed`` and ``right_checks`` in [0, 1]; empty where the problems are not the small world's. ``traces``:
-    (problem text, trace text) pairs.
-    """
-    if not isinstance(source, SmallWorldProblems):
-        return {}
-    inspected = [inspect_trace(problem, text) for problem, text in traces]
-    checks = sum(q.checks for q in inspected)
-    return {
-        "well_formed": float(np.mean([q.well_formed for q in inspected])),
-        "right_checks": sum(q.right_checks for q in inspected) / checks if checks else 0.0,
-    }
-
-
 # -- supervised samples ------------------------------------------------------------------------------------------------
 # Supervised samples of the small world, as a file of conversations or suffixes would hold them.
 
 
 PATIENT = Habits(give_up=0.0, forget=0.0, overthink=0.0)
 """Continues until a check succeeds, and forgets none."""
-
-
-def supervised_samples(form: str, count: int, seed: int) -> list[Conversation] | list[Suffix]:
-    """In an order drawn from ``seed``: patient solutions of training problems, as whole conversations, or as suffixes
-    of a given first check.
-    """
-    chosen = problems(Split.TRAIN, count, seed)
-    if form == "conversations":
-        return [_conversation(problem, seed) for problem in chosen]
-    return [_suffix(problem, seed) for problem in chosen]
 
 
 def _conversation(problem: Problem, seed: int) -> Conversation:
@@ -308,3 +283,29 @@ def _solution(problem: Problem, seed: int) -> tuple[list[str], int]:
 
 def _answer(answer: int) -> str:
     return f"{ANSWER_START}{answer}}}"
+
+
+# -- the domain --------------------------------------------------------------------------------------------------------
+
+
+class SmallWorld(Domain):
+    starting_model: ClassVar[Path] = STARTING_MODEL
+
+    def problems(self, source: ProblemSource) -> list[Problem]:
+        asked = require_kind(source, SmallWorldProblems)
+        return problems(Split(asked.split), asked.problems)
+
+    def samples(self, source: Section, seed: int) -> Sequence[Conversation | Suffix]:
+        """Patient solutions of training problems, as whole conversations, or as suffixes of a given first check."""
+        asked = require_kind(source, SmallWorldSamples)
+        make = _conversation if asked.form == "conversations" else _suffix
+        return [make(problem, seed) for problem in problems(Split.TRAIN, asked.samples, seed)]
+
+    def quality(self, traces: Iterable[tuple[str, str]]) -> dict[str, float]:
+        """``well_formed`` and ``right_checks`` in [0, 1]: the form, and the arithmetic of the checks."""
+        inspected = [inspect_trace(problem, text) for problem, text in traces]
+        checks = sum(q.checks for q in inspected)
+        return {
+            "well_formed": float(np.mean([q.well_formed for q in inspected])),
+            "right_checks": sum(q.right_checks for q in inspected) / checks if checks else 0.0,
+        }
