@@ -53,7 +53,9 @@ def settings_of(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> 
             **_asked_settings(layout, recipe, benchmark),
             "samples": benchmark.samples,
             "problem_shards": how.problem_shards,
-            "verifier": {"type": "math"} if verifier is None else verifier.model_dump(mode="json", exclude_none=True),
+            "verifier": {"type": "math"}
+            if verifier is None
+            else {**verifier.former_fields, **verifier.model_dump(mode="json", exclude_none=True)},
             "extraction": problems.extraction or DEFAULT_EXTRACTION,
         }
     )
@@ -197,4 +199,5 @@ def _nonempty_fields(section: Section) -> dict[str, Any]:
     """All fields, as later versions may have other defaults. Empty values (null, "", [], 0, false) are left out: a new
     field with such a default changes no fingerprint.
     """
-    return {name: value for name, value in section.model_dump(mode="json").items() if value}
+    fields = {**section.former_fields, **section.model_dump(mode="json")}
+    return {name: value for name, value in fields.items() if value}
