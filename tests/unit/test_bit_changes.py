@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from mrt_hpc.run.bit_changes import UNSIGNED, apply_changes, bit_changes
 from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.safetensors_file import Bytes, SafetensorsFile, weights_files, width_of
-from mrt_hpc.run.weights_delta import UNSIGNED, apply_changes, bit_changes
 
 
 def elements(width: int, count: int, seed: int) -> Bytes:

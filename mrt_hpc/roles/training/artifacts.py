@@ -20,11 +20,12 @@ from mrt_hpc.run.atomic import is_temporary, remove_leftovers, write_json
 from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.manifest import DamagedError, Manifest, read_manifest
+from mrt_hpc.run.pins import pinned_versions
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.quarantine import foreign_evaluations, younger_than
 from mrt_hpc.run.retries import RetryPolicy, list_directory, retry_action
 from mrt_hpc.run.task_state import read_task
-from mrt_hpc.run.weights import is_delta, is_in_full, pinned_versions, prune_weights, publish, published_versions
+from mrt_hpc.run.weights import is_delta, is_in_full, prune_weights, publish, published_versions
 from mrt_hpc.run.weights_delta import TensorBytes, VersionKey, WeightsDelta, contents_of, delta_between, tensor_kinds
 from mrt_hpc.training import checkpoint, export, rank_messages
 from mrt_hpc.training.engine import TrainerEngine
