@@ -15,7 +15,8 @@ from mrt_hpc.plan.compile import role_resources
 from mrt_hpc.plan.hours import UseHours, sum_hours
 from mrt_hpc.plan.jobs import JobResources, Plan, Role
 from mrt_hpc.recipe.schema import Experiment
-from mrt_hpc.run.events import PROGRESS, EventKind, EventStream, Use
+from mrt_hpc.run.event_stream import EventStream
+from mrt_hpc.run.events import PROGRESS, EventKind, Use
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import last_beat
 from mrt_hpc.run.task_state import TaskState, shown_task

@@ -12,7 +12,8 @@ from typing import Any
 from mrt_hpc.attempt.ledger import is_later, last_site
 from mrt_hpc.attempt.next_state import Ending, EndKind, is_open, kind_of_code, next_state
 from mrt_hpc.errors import Advice, UserError
-from mrt_hpc.run.events import EventKind, EventStream, has_progressed, outcomes
+from mrt_hpc.run.event_stream import EventStream, has_progressed, outcomes
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import retry_action
 from mrt_hpc.run.task_state import TaskRecord, read_task, write_task

@@ -27,7 +27,8 @@ from mrt_hpc.roles.task.context import Task, turn_of
 from mrt_hpc.roles.task.peers import Gone, PeersAwayError, PeersFailedError, never_gone
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.run.access import follow_access
-from mrt_hpc.run.events import EventKind, EventLog, event_file, finished_parts, has_progressed
+from mrt_hpc.run.event_stream import finished_parts, has_progressed
+from mrt_hpc.run.events import EventKind, EventLog, event_file
 from mrt_hpc.run.layout import AGAIN, RunLayout
 from mrt_hpc.run.leases import Observer, last_beat
 from mrt_hpc.run.manifest import is_of_the_filesystem

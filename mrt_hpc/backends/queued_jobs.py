@@ -17,8 +17,8 @@ from mrt_hpc.backends.backend import Backend, QueuedTask, QueueState, Site, Wait
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.recipe.lock import look_at_lock
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.pins import release
 from mrt_hpc.run.retries import wait_until
-from mrt_hpc.run.weights import release
 
 ENDS_WITHIN_S = 90.0
 ASK_AGAIN_S = 10.0
@@ -399,7 +399,6 @@ def job_ids_of(live: Iterable[LiveJob]) -> list[str]:
     return sorted({job_id for job in live for job_id in job.job_ids})
 
 
-# -- accounts ----------------------------------------------------------------------------------------------------------
 # What the queues of a run know of the resources that its jobs have held, as far as they keep an account.
 
 

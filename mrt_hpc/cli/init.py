@@ -47,9 +47,9 @@ def init(name: str | None, yes: bool, image: str | None, output: Path | None, fo
       mrt-hpc init mycluster --yes
       mrt-hpc init mycluster --account my-project --gpu-partition a100 --setup 'module load gcc'
     """
-    from mrt_hpc.backends.sites import read_settings, write_default_site
     from mrt_hpc.backends.slurm.survey import survey
-    from mrt_hpc.cluster.profile import profile_path, refuse_existing, site_name, write_profile
+    from mrt_hpc.backends.user_settings import read_settings, write_default_site
+    from mrt_hpc.cluster.profile_file import profile_path, refuse_existing, site_name, write_profile
     from mrt_hpc.cluster.questions import Wishes, open_questions
 
     before, surveyed, node = read_settings().site, survey(), look_at_login_node()
@@ -123,7 +123,7 @@ def _print_seen(surveyed: "Survey", node: LoginNode) -> None:
 
 
 def _print_default(site: str, before: str | None) -> None:
-    from mrt_hpc.backends.sites import VARIABLE, settings_file
+    from mrt_hpc.backends.user_settings import VARIABLE, settings_file
 
     was = f" (it was {before})" if before not in (None, site) else ""
     echo(f"all your commands take the site {site} now{was}: it is the line `site:` of {settings_file()}")

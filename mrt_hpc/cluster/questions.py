@@ -49,7 +49,6 @@ class Wishes:
         return replace(self, **changes)
 
 
-# -- choices -----------------------------------------------------------------------------------------------------------
 # The accounts, partitions, GPU types and QOS that a user can choose from, the best first.
 
 

@@ -5,10 +5,10 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
@@ -155,13 +155,11 @@ class ExactVerifier(Verifier):
     """A final answer in a box that is the gold answer's text, blank space around it left out."""
 
     type: Literal["exact"] = "exact"
-    ignore_case: bool = False
-    """Whether capital and small letters are the same."""
+    former_fields: ClassVar[Mapping[str, Any]] = {"ignore_case": False}
 
     def certain(self, answer: str, gold: str) -> bool:
         """Always known."""
-        given, expected = answer.strip(), gold.strip()
-        return given.casefold() == expected.casefold() if self.ignore_case else given == expected
+        return answer.strip() == gold.strip()
 
     def reads(self, gold: str) -> bool:  # noqa: ARG002 - any text will do
         """Always."""

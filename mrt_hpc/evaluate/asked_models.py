@@ -19,7 +19,8 @@ from mrt_hpc.recipe.hub_models import HubModel, cached_directory, hub_model_of, 
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import EvaluatedModel, EvaluationRecipe, Recipe
 from mrt_hpc.run.layout import AT, FIRST, LAST, RunLayout, split_at, version_named
-from mrt_hpc.run.weights import pin, published_versions, release, run_models, stays
+from mrt_hpc.run.pins import pin, release, run_models
+from mrt_hpc.run.weights import published_versions, stays
 
 
 @dataclass(frozen=True)

@@ -266,7 +266,7 @@ def _servers(
     divided = layout if resources.gpus else None
     memories = [(server, memory.server_memory(server.setting(recipe, divided, gpu))) for server in servers]
     if not resources.gpus:
-        yield from _servers_on_node(role, memories, layout.servers, resources)
+        yield from _servers_on_node(role, memories, resources)
         return
     for server, taken in memories:
         limit = gpu.gib * recipe.serving.gpu_memory_utilization * server.share
@@ -282,14 +282,14 @@ def _servers(
 
 
 def _servers_on_node(
-    role: Role, memories: list[tuple[_Server, memory.ServerMemory]], copies: int, resources: RoleResources
+    role: Role, memories: list[tuple[_Server, memory.ServerMemory]], resources: RoleResources
 ) -> Iterator[RoleFit]:
-    """The servers of a task without a GPU, ``copies`` of each."""
+    """The servers of a task without a GPU."""
     notes = "; ".join(_note(server, taken) for server, taken in memories)
     parts = {
-        "weights": copies * sum(taken.weights for _, taken in memories),
-        "KV cache": copies * sum(taken.cache for _, taken in memories),
-        "other": copies * sum(taken.overhead for _, taken in memories),
+        "weights": sum(taken.weights for _, taken in memories),
+        "KV cache": sum(taken.cache for _, taken in memories),
+        "other": sum(taken.overhead for _, taken in memories),
     }
     yield _node_fit(role, str(role), parts, resources, notes)
     for server, taken in memories:

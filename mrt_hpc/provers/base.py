@@ -7,7 +7,7 @@ your own class in the recipe as ``prover: {type: my_module:MyProver}``.
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from mrt_hpc.inference.traces import BoundaryPlan, SampledTrace, Valuation
 from mrt_hpc.mrt.values import Estimate
@@ -102,13 +102,12 @@ class OpensBox(Prover):
     r"""A prover whose answers begin inside ``\boxed{``."""
 
     opens_box: ClassVar[bool] = True
-    box: str = BOX
-    """The text that is written after forced_text, unless forced_text ends with it."""
+    former_fields: ClassVar[Mapping[str, Any]] = {"box": BOX}
 
     @property
     def question(self) -> str:
         """All text written after a prefix."""
-        return self.forced_text if self.forced_text.endswith(self.box) else f"{self.forced_text} {self.box}"
+        return self.forced_text if self.forced_text.endswith(BOX) else f"{self.forced_text} {BOX}"
 
 
 class BoxedProver(OpensBox, SamplingProver):

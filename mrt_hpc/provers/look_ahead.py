@@ -1,10 +1,10 @@
 """The prover whose branches' rewards are corrected by the answers that their likely next tokens would have given."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
 
 from mrt_hpc.inference.traces import BoundaryPlan, SampledTrace, Valuation
 from mrt_hpc.mrt.values import Estimate, monte_carlo
@@ -12,6 +12,11 @@ from mrt_hpc.provers.base import BoxedProver, GradedBoundary, ProverTools
 from mrt_hpc.provers.branches import Branches, openness
 from mrt_hpc.provers.history import AnswerHistory, Planner
 from mrt_hpc.provers.sampled_answers import MonteCarlo
+
+LIKELY_TOKENS = 20
+"""The candidates at each token, at most."""
+LEAST_PROBABILITY = 0.005
+"""Candidates of a smaller probability are not looked at."""
 
 
 class LookAhead(BoxedProver):
@@ -23,15 +28,16 @@ class LookAhead(BoxedProver):
 
     rewards_each_branch: ClassVar[bool] = True
     type: Literal["look_ahead"] = "look_ahead"
-    likely_tokens: Annotated[int, Field(ge=1, le=64)] = 20
-    """The maximum number of candidates at each token."""
-    least_probability: Annotated[float, Field(gt=0, lt=1)] = 0.005
-    """The prover does not look at candidates of a smaller probability."""
+    former_fields: ClassVar[Mapping[str, Any]] = {
+        **BoxedProver.former_fields,
+        "likely_tokens": LIKELY_TOKENS,
+        "least_probability": LEAST_PROBABILITY,
+    }
     planner: Literal["uniform", "by_openness"] = "uniform"
     """Whether every boundary gets G branches, or one, and further ones where its answer is still open, G on average."""
 
     def estimator(self, tools: ProverTools) -> "LookingAhead":
-        looking = Branches(tools.fork, tools.closing, self.likely_tokens, self.least_probability)
+        looking = Branches(tools.fork, tools.closing, LIKELY_TOKENS, LEAST_PROBABILITY)
         planner = None if self.planner == "uniform" else tools.history.planner(self.branches - 1)
         return LookingAhead(looking, self.branches, tools.history, planner)
 

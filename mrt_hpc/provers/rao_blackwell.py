@@ -1,8 +1,8 @@
 """Exact probabilities of answers known beforehand, and branches for the rest."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from mrt_hpc.inference.traces import BoundaryPlan, SampledTrace, Valuation
 from mrt_hpc.mrt.values import Estimate, KnownAnswer, rao_blackwell
@@ -11,7 +11,9 @@ from mrt_hpc.provers.box_tokens import Writing
 from mrt_hpc.provers.branches import Branches
 from mrt_hpc.provers.history import AnswerHistory
 from mrt_hpc.provers.scoring import Scorer
-from mrt_hpc.recipe.base import Count
+
+KNOWN_ANSWERS = 8
+"""The gold answer, and those seen most often in traces and branches of the problem before."""
 
 
 class RaoBlackwell(BoxedProver):
@@ -21,14 +23,11 @@ class RaoBlackwell(BoxedProver):
     """
 
     type: Literal["rao_blackwell"] = "rao_blackwell"
-    known_answers: Count = 8
-    """The maximum number of known answers a problem: the gold answer, and those seen most often in traces and branches
-    before.
-    """
+    former_fields: ClassVar[Mapping[str, Any]] = {**BoxedProver.former_fields, "known_answers": KNOWN_ANSWERS}
 
     @property
     def known_answer_limit(self) -> int:
-        return self.known_answers
+        return KNOWN_ANSWERS
 
     def estimator(self, tools: ProverTools) -> "RaoBlackwellEstimator":
         branches = Branches(tools.fork, tools.closing)

@@ -1,8 +1,8 @@
 """The strict base model of recipes and site profiles, and their checked kinds of numbers and texts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -27,7 +27,6 @@ SamplingTemperature = Annotated[float, Field(ge=0, le=10), Because("above it is 
 """0 is greedy."""
 LearningRate = Annotated[float, Field(ge=1e-12, le=1), Because("below it no weight changes, above it none stays")]
 Norm = Annotated[float, Field(ge=1e-6, le=1e6), Because("below it nothing is learnt, above it nothing is clipped")]
-Beta = Annotated[float, Field(ge=0, lt=1), Because("with 1 AdamW divides by zero")]
 Seconds = Annotated[float, Field(ge=0.05, le=604_800), Because("less is over at once, more than a week is no limit")]
 Minutes = Annotated[float, Field(ge=0.001, le=525_600), Because("less is over at once, more than a year is no limit")]
 WholeMinutes = Annotated[int, Field(ge=1, le=5_256_000), Because("ten years are no limit")]
@@ -116,6 +115,9 @@ class Section(BaseModel):
     """A part of a recipe: immutable, with no unknown fields, each field documented by the text under it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    former_fields: ClassVar[Mapping[str, Any]] = {}
+    """Fields of earlier versions, with the value that always holds now: a run whose lock has it goes on."""
 
 
 K = TypeVar("K")

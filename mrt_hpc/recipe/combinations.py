@@ -168,21 +168,14 @@ def layout_fits(recipe: "Experiment", *roles: str) -> None:
         if gpus and needed != gpus:
             raise misfit(
                 f"resources.{role}.gpus",
-                f"{needed}, which is {layout.servers} x {layout.tensor_parallel}: serving.servers times "
-                "serving.tensor_parallel, as each server has GPUs of its own; section serving holds for all roles",
+                f"{needed}, a multiple of serving.tensor_parallel ({layout.tensor_parallel}), as each server has GPUs "
+                "of its own; section serving holds for all roles",
                 str(needed),
             )
 
 
 def _spanning_fits(recipe: "Experiment", gpus: int, nodes: int) -> None:
     """Refuse a server that does not span exactly the nodes of its task."""
-    if (recipe.serving.servers or 1) > 1:
-        raise misfit(
-            "serving.servers",
-            "1 with resources.inference.nodes above 1: one server spans the nodes of a task; more servers on one node "
-            "each are more tasks (resources.inference.tasks)",
-            "1",
-        )
     if recipe.prover is not None and recipe.prover.model is not None:
         raise misfit(
             "resources.inference.nodes",

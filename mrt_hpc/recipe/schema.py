@@ -108,8 +108,8 @@ class Experiment(Section):
         how = self.evaluation
         return sections.BenchmarkSampling(
             prompt=benchmark.prompt or how.prompt or self.prompt,
-            temperature=how.temperature if benchmark.temperature is None else benchmark.temperature,
-            top_p=how.top_p if benchmark.top_p is None else benchmark.top_p,
+            temperature=how.temperature,
+            top_p=how.top_p,
             max_tokens=how.max_tokens if benchmark.max_tokens is None else benchmark.max_tokens,
             max_prompt_tokens=how.max_prompt_tokens or self.sampling.max_prompt_tokens,
             long_prompts=how.long_prompts or self.sampling.long_prompts,

@@ -1,9 +1,10 @@
 """The sections of a recipe: their fields with units and ranges, and what follows from one section alone."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date as Date
 from enum import StrEnum
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -281,8 +282,8 @@ class InferenceResources(RoleResources):
     """The inference array of a segment."""
 
     tasks: base.Count = 1
-    """The number of array tasks, each with servers of its own (see serving.servers). They share the problems of an
-    iteration.
+    """The number of array tasks, each with servers of its own (see serving.tensor_parallel). They share the problems of
+    an iteration.
     """
     nodes: base.Nodes = 1
     """The number of nodes of a task, each with these gpus, cpus and memory_gib. Above 1 the task starts a Ray cluster
@@ -375,6 +376,7 @@ class Sampling(PromptLimits):
 class Benchmark(base.Section):
     """One set of problems to evaluate on."""
 
+    former_fields: ClassVar[Mapping[str, Any]] = {"temperature": None, "top_p": None}
     name: base.Name
     """The name of the benchmark in reports and paths."""
     problems: Problems
@@ -383,10 +385,6 @@ class Benchmark(base.Section):
     """The number of completions of a problem; pass@1 is their mean reward."""
     prompt: Prompt | None = None
     """How its problems become prompts; null takes evaluation.prompt."""
-    temperature: base.SamplingTemperature | None = None
-    """The sampling temperature; null takes evaluation.temperature."""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """The nucleus of the sampling distribution; null takes evaluation.top_p."""
     max_tokens: base.Tokens | None = None
     """The maximum number of tokens of a completion; null takes evaluation.max_tokens."""
     mode: Annotated[ModeSettings, MODES] | None = None
@@ -556,6 +554,7 @@ class Schedule(base.Section):
 class Serving(base.Section):
     """The vLLM servers of inference and evaluation tasks."""
 
+    former_fields: ClassVar[Mapping[str, Any]] = {"attach": None, "servers": None}
     dtype: base.NumberFormat = "bfloat16"
     """The number format of weights and activations."""
     kv_cache_gib: base.Gib = 1.0
@@ -564,14 +563,10 @@ class Serving(base.Section):
     """The share of the GPU's memory that vLLM takes."""
     tensor_parallel: base.Cores | None = None
     """The number of GPUs that one server divides each layer over, for a model that does not fit one GPU. It must divide
-    the model's attention heads. null is 1, or, where servers is stated, divides the task's GPUs evenly among them.
-    Without GPUs, null is 1, and a server of more computes in as many processes. In a task of several nodes, null takes
-    the GPUs of one node, and the layers are divided into as many stages as there are GPUs for.
-    """
-    servers: base.Cores | None = None
-    """The number of servers side by side in one task; each has tensor_parallel GPUs of its own, and a group of rollouts
-    stays on one of them. null takes as many as the task has GPUs for: with tensor_parallel null too, one on each GPU.
-    Without GPUs, null is 1, and the servers share the task's cores.
+    the model's attention heads. null is 1. A task has as many servers side by side as it has GPUs for, and a group of
+    rollouts stays on one of them. Without GPUs it has one server, and a server of more than 1 computes in as many
+    processes. In a task of several nodes, null takes the GPUs of one node, and the layers are divided into as many
+    stages as there are GPUs for.
     """
     max_concurrent_sequences: base.Count = 256
     """The maximum number of sequences in one batch of a server."""
@@ -598,14 +593,11 @@ class ServerLayout:
     @staticmethod
     def of(serving: Serving, gpus: int, nodes: int = 1) -> "ServerLayout":
         """The servers of a task; ``gpus`` is the number of each node, 0 on CPU."""
-        servers, width = serving.servers, serving.tensor_parallel
         if gpus and nodes > 1:
-            width = width or gpus
-            return ServerLayout(servers or 1, width, max(1, gpus * nodes // width))
-        if not gpus:
-            return ServerLayout(servers or 1, width or 1)
-        width = width or (max(1, gpus // servers) if servers else 1)
-        return ServerLayout(servers or max(1, gpus // width), width)
+            width = serving.tensor_parallel or gpus
+            return ServerLayout(1, width, max(1, gpus * nodes // width))
+        width = serving.tensor_parallel or 1
+        return ServerLayout(max(1, gpus // width), width)
 
 
 # -- tracking ----------------------------------------------------------------------------------------------------------
@@ -628,6 +620,9 @@ class Tracking(base.Section):
 class Training(base.Section):
     """The DeepSpeed update of an iteration."""
 
+    former_fields: ClassVar[Mapping[str, Any]] = {
+        "minimum_ratio": 0.0, "betas": [0.9, 0.999], "full_weights_every": 1,
+    }  # fmt: skip
     learning_rate: base.LearningRate
     """The peak learning rate of AdamW."""
     warmup_ratio: base.Share = 0.1
@@ -639,15 +634,11 @@ class Training(base.Section):
     iterations changes keeps the steps that it began with, and writes them here.
     """
     schedule: Literal["cosine", "constant"] = "cosine"
-    """The course of the learning rate after the warm-up."""
-    minimum_ratio: base.Share = 0.0
-    """The end of the cosine, as a share of the peak. The cosine ends one optimiser step beyond the last one, so that
-    the last step still learns.
+    """The course of the learning rate after the warm-up. The cosine ends at 0, one optimiser step beyond the last one,
+    so that the last step still learns.
     """
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.01
     """The decoupled weight decay of AdamW."""
-    betas: tuple[base.Beta, base.Beta] = (0.9, 0.999)
-    """The two betas of AdamW."""
     gradient_clip: base.Norm = 1.0
     """The maximum global norm of the gradients; larger gradients are scaled down to it."""
     clip_low: base.Share = 0.2

@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any
 
 from mrt_hpc.analysis.report.content import Happening
-from mrt_hpc.run.events import EventKind, EventStream, Process, ProcessEvent
+from mrt_hpc.run.event_stream import EventStream, Process, ProcessEvent
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, shown_task
 

@@ -15,8 +15,9 @@ from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import sync_names
 from mrt_hpc.run.events import EventKind, Use
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
+from mrt_hpc.run.pins import release
 from mrt_hpc.run.safetensors_file import refuse_not_finite
-from mrt_hpc.run.weights import publish, release, take_over
+from mrt_hpc.run.weights import publish, take_over
 
 log = logging.getLogger(__name__)
 

@@ -53,7 +53,7 @@ def settings_of(layout: RunLayout, recipe: Experiment, benchmark: Benchmark) -> 
             **_asked_settings(layout, recipe, benchmark),
             "samples": benchmark.samples,
             "problem_shards": how.problem_shards,
-            "verifier": {"type": "math"} if verifier is None else verifier.model_dump(mode="json", exclude_none=True),
+            "verifier": {"type": "math"} if verifier is None else _fields(verifier, exclude_none=True),
             "extraction": problems.extraction or DEFAULT_EXTRACTION,
         }
     )
@@ -197,4 +197,12 @@ def _nonempty_fields(section: Section) -> dict[str, Any]:
     """All fields, as later versions may have other defaults. Empty values (null, "", [], 0, false) are left out: a new
     field with such a default changes no fingerprint.
     """
-    return {name: value for name, value in section.model_dump(mode="json").items() if value}
+    return {name: value for name, value in _fields(section).items() if value}
+
+
+def _fields(section: Section, *, exclude_none: bool = False) -> dict[str, Any]:
+    """With former ones, which digests of earlier versions hold; but not of the user's own class, which those who only
+    look at a run do not import.
+    """
+    fields = section.model_dump(mode="json", exclude_none=exclude_none)
+    return fields if ":" in str(fields.get("type")) else {**section.former_fields, **fields}

@@ -62,7 +62,6 @@ class RunLayout:
     def again(self) -> Advice:
         return Advice("mrt-hpc submit {run}", run=self.root)
 
-    # -- identity and plan
     recipe_lock = PathBelow(LOCK)
     """The resolved recipe with versions: the run's identity."""
     identity = PathBelow(IDENTITY)
@@ -83,7 +82,6 @@ class RunLayout:
     image_lock = PathBelow("image.lock.json")
     """The image's checksum and file metadata; absent where tasks run in none."""
 
-    # -- data
     code = PathBelow("code")
     """The user's own classes that the recipe names, as of the run's making."""
     train_data = PathBelow("data", "train.jsonl")
@@ -96,7 +94,6 @@ class RunLayout:
     prompt_files = PathBelow("data", "prompts")
     """Copies of chat templates and solved examples."""
 
-    # -- weights and checkpoints
     weights = PathBelow("weights")
 
     def weights_version(self, version: int) -> Path:
@@ -123,7 +120,6 @@ class RunLayout:
         match = _CHECKPOINT.fullmatch(path.name)
         return int(match[1]) if match else None
 
-    # -- iterations
     def iteration(self, number: int) -> Path:
         """Collections have directories of their own."""
         if number == COLLECTION:
@@ -157,7 +153,6 @@ class RunLayout:
         """The sequences of a skipped optimiser step."""
         return self.skipped_steps / f"{iteration:06d}-{mini_batch:02d}.json"
 
-    # -- evaluations
     def evaluations(self, version: int) -> Path:
         return self.root / "evals" / f"v{version:06d}"
 
@@ -184,7 +179,6 @@ class RunLayout:
     versions_passed_over = PathBelow("evals", "passed_over.json")
     """Versions pruned before their evaluation was requested; absent if none was."""
 
-    # -- life
     def heart(self, job: str, index: int) -> Path:
         """The heartbeat of one array task."""
         return self.root / "hearts" / job / f"{index:05d}.json"
@@ -205,7 +199,6 @@ class RunLayout:
     evaluation_events = PathBelow("tensorboard", "evaluation")
     """By weights version."""
 
-    # -- result
     report = PathBelow("report.md")
     page = PathBelow("report.html")
     """The report for a browser, with sample traces."""
@@ -260,7 +253,7 @@ def run_path(name: str, run: Path | None) -> Path:
     return absolute(run if run is not None else Path("runs") / name)
 
 
-# -- what a user types for a run and its weights versions
+# What a user types for a run and its weights versions.
 
 AT = "@"
 """Stands between a directory, or a model's name, and its weights versions."""

@@ -67,7 +67,6 @@ def pause_collector() -> Iterator[None]:
         gc.enable()
 
 
-# -- import path -------------------------------------------------------------------------------------------------------
 # Where a process that this one starts finds this package.
 
 

@@ -18,8 +18,9 @@ from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.run.atomic import is_temporary, remove_whole
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.layout import RunLayout
+from mrt_hpc.run.pins import pinned_versions
 from mrt_hpc.run.retries import list_directory
-from mrt_hpc.run.weights import pinned_versions, published_versions
+from mrt_hpc.run.weights import published_versions
 
 
 class Removable(StrEnum):

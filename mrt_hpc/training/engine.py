@@ -317,7 +317,7 @@ def build(settings: TrainerSettings, model_dir: Path, ranks: Ranks) -> TrainerEn
     )
     engine, *_ = deepspeed.initialize(
         model=policy,
-        optimizer=lambda groups: torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.betas, fused=True),
+        optimizer=lambda groups: torch.optim.AdamW(groups, lr=training.learning_rate, fused=True),
         model_parameters=_parameter_groups(policy, training.weight_decay),
         config=config,
         dist_init_required=False,

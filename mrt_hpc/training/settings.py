@@ -50,8 +50,7 @@ def learning_rate(step: int, total_steps: int, training: Training) -> float:
     """The learning rate of optimiser step ``step`` (0-based).
 
     Rises linearly over the first :func:`warmup_steps`, its first value already above 0, then follows ``schedule``. The
-    cosine begins at the peak and reaches ``minimum_ratio`` of it one step beyond the last: a last step with rate 0
-    would change nothing.
+    cosine begins at the peak and reaches 0 one step beyond the last: a last step with rate 0 would change nothing.
     """
     warmup = warmup_steps(total_steps, training)
     if step < warmup:
@@ -59,8 +58,7 @@ def learning_rate(step: int, total_steps: int, training: Training) -> float:
     if training.schedule == "constant":
         return training.learning_rate
     progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
-    share = 0.5 * (1.0 + math.cos(math.pi * progress))
-    return training.learning_rate * (training.minimum_ratio + (1.0 - training.minimum_ratio) * share)
+    return training.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 class NotFiniteError(UserError):

@@ -8,7 +8,8 @@ from typing import Self
 
 from mrt_hpc.attempt.ledger import comes_after
 from mrt_hpc.roles.event_texts import Happenings
-from mrt_hpc.run.events import EventKind, EventStream, Process, ProcessEvent
+from mrt_hpc.run.event_stream import EventStream, Process, ProcessEvent
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 
 _PART, _GROUP = (f'"kind": "{kind}"'.encode() for kind in (EventKind.PART_COMMITTED, EventKind.GROUP_COMMITTED))

@@ -10,7 +10,7 @@ from mrt_hpc.attempt.run_progress import progress
 from mrt_hpc.backends.queued_jobs import QueueLook, look_at_runs
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import read_plan
-from mrt_hpc.run.events import ProcessEvent, is_log, last_event
+from mrt_hpc.run.event_stream import ProcessEvent, is_log, last_event
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.view.run_look import NO_QUEUES, RunLook, RunState
 

@@ -40,10 +40,11 @@ from mrt_hpc.run.groups import commit_group, merge_samples, part_file, read_grou
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder, Leases, Observer
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, commit_whole, read_manifest, verify
+from mrt_hpc.run.pins import pin, pinned_versions
 from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.task_state import TaskRecord, TaskState, forget_failures, read_task, write_task
-from mrt_hpc.run.weights import pin, pinned_versions, prune, publish, published_versions, take_over
+from mrt_hpc.run.weights import prune, publish, published_versions, take_over
 from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.submit.origin import Origin
 from mrt_hpc.submit.renewal import is_renewed, renew

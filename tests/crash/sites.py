@@ -35,7 +35,7 @@ EXCEPTIONS = {
     "roles/stored_parts.py of": "a folder, in which the samples of the protocol lie",
     "submit/cleaning.py remove": "the protocol removes the same way, without a queue to ask",
     "cli/": COMMANDS, "cluster/": COMMANDS, "datasets/": COMMANDS, "hub.py": COMMANDS, "images.py": COMMANDS,
-    "backends/sites.py": COMMANDS, "domains/": COMMANDS,
+    "backends/user_settings.py": COMMANDS, "domains/": COMMANDS,
     "inference/": NODE, "roles/sampling/verified_weights.py": NODE, "run/turns.py": NODE, "run/access.py _mkdir": NODE,
     "training/small_model.py make_small": NODE,
     "backends/slurm/after_srun.py _scratch_fault": NODE,

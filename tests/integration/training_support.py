@@ -136,7 +136,7 @@ class PlainTrainer:
         decays = {True: chosen.training.weight_decay, False: 0.0}
         ofs = {is_matrix: [p for p in self.model.parameters() if (p.ndim > 1) is is_matrix] for is_matrix in decays}
         groups = [{"params": ofs[is_matrix], "weight_decay": decay} for is_matrix, decay in decays.items()]
-        self.optimizer = torch.optim.AdamW(groups, betas=chosen.training.betas)
+        self.optimizer = torch.optim.AdamW(groups)
 
     def old_logprobs(self, batch: list[TrainingSequence]) -> list[torch.Tensor]:
         with torch.no_grad():

@@ -16,7 +16,8 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import create_text, make_durable, write_json
-from mrt_hpc.run.events import EventKind, EventStream
+from mrt_hpc.run.event_stream import EventStream
+from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.weights import publish

@@ -22,7 +22,7 @@ from submitted import age
 from synthetic_run import Shape, SyntheticRun
 
 from mrt_hpc.attempt.ledger import record_site, remember_site
-from mrt_hpc.backends.sites import VARIABLE
+from mrt_hpc.backends.user_settings import VARIABLE
 from mrt_hpc.cli.main import main
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import load_site

@@ -13,7 +13,7 @@ from situations import SITUATIONS, Situated
 from small_weights import publish_models
 from typed_advice import FINISHED, HERE, RUN, Scene, Situation, nothing
 
-from mrt_hpc.backends.sites import VARIABLE
+from mrt_hpc.backends.user_settings import VARIABLE
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.task_state import TaskState
 

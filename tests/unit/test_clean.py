@@ -21,9 +21,10 @@ from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.run.groups import commit_group, read_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
+from mrt_hpc.run.pins import pin
 from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
-from mrt_hpc.run.weights import pin, publish, published_versions
+from mrt_hpc.run.weights import publish, published_versions
 from mrt_hpc.submit.cleaning import Removable, frees, removals
 
 LAST = 8

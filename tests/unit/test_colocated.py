@@ -38,7 +38,8 @@ from mrt_hpc.roles.sampling.serving import Rest
 from mrt_hpc.roles.sampling.verified_weights import NodeFolder
 from mrt_hpc.roles.task.context import Companion, Task, turn_of
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
-from mrt_hpc.run.events import EventKind, EventLog, EventStream, Use, event_file, has_progressed
+from mrt_hpc.run.event_stream import EventStream, has_progressed
+from mrt_hpc.run.events import EventKind, EventLog, Use, event_file
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import commit_whole

@@ -13,8 +13,9 @@ from run_of import read_events, run_of
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.analysis.spending import Accounts, Allocation, Spending, prices, spending
 from mrt_hpc.attempt.ledger import record_submission
+from mrt_hpc.backends.slurm.accounting import attempts_of
 from mrt_hpc.backends.slurm.parameters import queue_name
-from mrt_hpc.backends.slurm.queue import A_DAY_S, attempts_of
+from mrt_hpc.backends.slurm.queue import A_DAY_S
 from mrt_hpc.cli.cost import hours_text
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.recipe.lock import read_lock

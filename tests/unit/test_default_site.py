@@ -14,10 +14,11 @@ from run_of import run_of
 
 from mrt_hpc.attempt.ledger import record_site, remember_site
 from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.backends.sites import VARIABLE, chosen_site, find_site
+from mrt_hpc.backends.sites import chosen_site, find_site
 from mrt_hpc.backends.slurm.arrays import ArrayExecutor
 from mrt_hpc.backends.slurm.commands import controller_here
 from mrt_hpc.backends.slurm.site import SlurmSite
+from mrt_hpc.backends.user_settings import VARIABLE
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.run.access import CLOSED_TO_OTHERS, open_to_group
 from mrt_hpc.run.layout import RunLayout

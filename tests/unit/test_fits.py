@@ -215,6 +215,7 @@ NAME = re.compile(r"\b(?:training|serving|resources|sampling|evaluation)(?:\.[a-
 @pytest.mark.parametrize("role", DECIDING)
 def test_each_setting_that_an_advice_names_decides(role: Role, tmp_path: Path) -> None:
     """With another value of each of them the process needs another amount, or gets another limit."""
+    wider = ("serving.tensor_parallel=4", "resources.inference.gpus=4", "resources.evaluation.gpus=4")
     others: dict[str, tuple[str, ...]] = {
         "training.max_tokens_per_micro_batch": ("training.max_tokens_per_micro_batch=40000",),
         "training.gradient_checkpointing": ("training.gradient_checkpointing=true",),
@@ -224,14 +225,14 @@ def test_each_setting_that_an_advice_names_decides(role: Role, tmp_path: Path) -
         "training.sequence_parallel": ("training.sequence_parallel=2", "training.batching=packed"),
         "resources.trainer.ranks": ("resources.trainer.ranks=8",),
         "serving.gpu_memory_utilization": ("serving.gpu_memory_utilization=0.5",),
-        "serving.tensor_parallel": ("serving.tensor_parallel=1", "serving.servers=2"),
-        "resources.inference.gpus": ("resources.inference.gpus=4",),
-        "resources.evaluation.gpus": ("resources.evaluation.gpus=4",),
+        "serving.tensor_parallel": ("serving.tensor_parallel=1",),
+        "resources.inference.gpus": wider,
+        "resources.evaluation.gpus": wider,
         "sampling.max_tokens": ("sampling.max_tokens=4096",),
         "evaluation.max_tokens": ("evaluation.max_tokens=4096",),
     }
     as_begun = (
-        "serving.servers=1",
+        "serving.tensor_parallel=2",
         "resources.inference.gpus=2",
         "resources.evaluation.gpus=2",
         "training.gradient_checkpointing=false",  # with true the trainer's peak has no logits

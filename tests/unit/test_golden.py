@@ -20,7 +20,7 @@ from synthetic_run import Shape, SyntheticRun
 import mrt_hpc
 from mrt_hpc.backends.slurm.site import Partitions, SlurmSite
 from mrt_hpc.cli.doctor import print_checks
-from mrt_hpc.cluster.doctor import slurm_checks
+from mrt_hpc.cluster.doctor import limit_checks, preemption_checks, slurm_checks
 from mrt_hpc.cluster.doctor.diagnosis import CHECKS
 from mrt_hpc.cluster.doctor.situation import Situation
 from mrt_hpc.recipe.load import load_recipe
@@ -64,7 +64,8 @@ def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = load_recipe(ROOT / "recipes" / "mrt_online.yaml", ())
     good = SlurmSite(name="lab", account="lab", partitions=Partitions(cpu="cpu", gpu="gpu"), max_submit_jobs=5000)
     wrong = SlurmSite(name="lab", account="nobody", partitions=Partitions(gpu="gqu"), sbatch={"constrain": "ib"})
-    checks = [check for check in CHECKS if check.look.__module__ == slurm_checks.__name__]
+    modules = {module.__name__ for module in (slurm_checks, limit_checks, preemption_checks)}
+    checks = [check for check in CHECKS if check.look.__module__ in modules]
     for site in (good, wrong):
         situation = Situation(site, recipe, tmp_path / "run", RecordedSlurm().survey())
         print_checks([result for check in checks for result in check.results(situation)], everything=site is good)

@@ -11,9 +11,10 @@ from click.testing import CliRunner
 from slurm_texts import USER, RecordedSlurm
 
 from mrt_hpc.attempt.python_look import no_sampling
-from mrt_hpc.backends.sites import default_site, find_site
+from mrt_hpc.backends.sites import find_site
 from mrt_hpc.backends.slurm import survey
 from mrt_hpc.backends.slurm.site import SlurmSite
+from mrt_hpc.backends.user_settings import default_site
 from mrt_hpc.cli import init as init_command
 from mrt_hpc.cli.main import main
 from mrt_hpc.cluster import login_node

@@ -117,9 +117,8 @@ def test_the_schedule_by_hand() -> None:
     assert rates()[:3] == [0.5, 1.0, 1.0]
     assert rates()[9] == pytest.approx(0.5 * (1 + math.cos(math.pi * 7 / 8)))
     assert rates()[1:] == sorted(rates()[1:], reverse=True)
-    course = rates(minimum_ratio=0.1)
-    assert course[6] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 2)))
-    assert course[10] == pytest.approx(0.1)
+    assert rates()[6] == pytest.approx(0.5 * (1 + math.cos(math.pi / 2)))
+    assert rates()[10] == pytest.approx(0.0)
     assert rates(4, warmup_ratio=0.5) == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.0])
     assert rates(2, warmup_ratio=0.0) == pytest.approx([1.0, 0.5, 0.0])  # half a cosine over two steps
     assert rates(schedule="constant")[1:] == [1.0] * 10

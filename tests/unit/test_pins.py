@@ -20,7 +20,8 @@ from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe, submit_evaluati
 from mrt_hpc.recipe.lock import read_lock, read_recipe_lock
 from mrt_hpc.roles import prepare
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.weights import pin, pinned_versions, prune, prune_weights, published_versions, release
+from mrt_hpc.run.pins import pin, pinned_versions, release
+from mrt_hpc.run.weights import prune, prune_weights, published_versions
 from mrt_hpc.submit import create
 from mrt_hpc.submit.submission import Listener
 

@@ -10,10 +10,11 @@ from run_of import run_of
 
 from mrt_hpc.backends.backend import StartEstimate
 from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.backends.slurm import arrays
-from mrt_hpc.backends.slurm.arrays import refuse_untaken, sbatch_texts, start_estimates
+from mrt_hpc.backends.slurm import starts
+from mrt_hpc.backends.slurm.arrays import sbatch_texts
 from mrt_hpc.backends.slurm.queued_as import MOST_ASKED
 from mrt_hpc.backends.slurm.site import SlurmSite
+from mrt_hpc.backends.slurm.starts import refuse_untaken, start_estimates
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
@@ -28,7 +29,7 @@ NO_NODES = "allocation failure: Requested node configuration is not available"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(arrays, "ASK_S", 3.0)
+    monkeypatch.setattr(starts, "ASK_S", 3.0)
     return commands_first(tmp_path / "commands", monkeypatch)
 
 

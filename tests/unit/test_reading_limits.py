@@ -20,7 +20,7 @@ from mrt_hpc.recipe.chat_template import LONGEST_TEMPLATE, check_stored
 from mrt_hpc.recipe.model_files import ModelFiles
 from mrt_hpc.recipe.ownership import LONGEST_LINE
 from mrt_hpc.run.archive import GroupArchive
-from mrt_hpc.run.events import AT_ONCE, EventStream
+from mrt_hpc.run.event_stream import AT_ONCE, EventStream
 from mrt_hpc.run.manifest import MANIFEST, DamagedError
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.view import logs

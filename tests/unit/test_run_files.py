@@ -20,7 +20,8 @@ from mrt_hpc.attempt.next_state import Ending, EndKind, next_state
 from mrt_hpc.errors import UserError
 from mrt_hpc.run import atomic, retries
 from mrt_hpc.run.atomic import commit_directory, create_file, is_temporary, replace_file, temporary_sibling, write_json
-from mrt_hpc.run.events import EventKind, EventLog, EventStream, Process, last_event, process_of
+from mrt_hpc.run.event_stream import EventStream, Process, last_event, process_of
+from mrt_hpc.run.events import EventKind, EventLog
 from mrt_hpc.run.groups import PARTS, Sampled, commit_group, complete_groups, read_group
 from mrt_hpc.run.layout import RunLayout, collecting_version, collection_of, is_collection
 from mrt_hpc.run.manifest import DamagedError, read_manifest, verify, write_manifest

@@ -17,7 +17,7 @@ from hostile import HUB_DATA, HUB_MODEL, HUB_PIPED, MODULE, PRIVATE, Box, lay_ou
 from hub_server import Repository, serving
 from other_users import FIRST, ROOT_ONLY, SECOND, as_user, shared_folder
 
-from mrt_hpc.backends.sites import VARIABLE
+from mrt_hpc.backends.user_settings import VARIABLE
 from mrt_hpc.cli.main import main
 from mrt_hpc.cli.options import RunName
 

@@ -87,8 +87,8 @@ def test_a_server_computes_on_its_share_of_the_tasks_cores(task: MakeTask, monke
         settings = settings_of(task(), share=share)
         assert (settings.cpu_threads, settings.kv_cache_gib) == (threads, whole * share)
     monkeypatch.delenv("OMP_NUM_THREADS")
-    settings = settings_of(task(servers=3, tensor_parallel=2), number=1)
-    assert (settings.cpu_threads, settings.kv_cache_gib) == (1, whole / 2), "vLLM takes the memory for each process"
+    settings = settings_of(task(tensor_parallel=2))
+    assert (settings.cpu_threads, settings.kv_cache_gib) == (3, whole / 2), "vLLM takes the memory for each process"
 
 
 def test_a_large_seed_is_one_that_the_server_can_take(task: MakeTask) -> None:
@@ -100,11 +100,10 @@ def test_a_large_seed_is_one_that_the_server_can_take(task: MakeTask) -> None:
 def test_the_gpus_of_a_task_are_divided_among_its_servers(task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
     """One server spans those of several nodes; without any it stays on the first node."""
     for one, expected in (
-        (task(0, servers=2, tensor_parallel=3), ServerLayout(2, 3)),
+        (task(0, tensor_parallel=3), ServerLayout(1, 3)),
         (task(8), ServerLayout(8, 1)),
-        (task(8, servers=1), ServerLayout(1, 8)),
+        (task(8, tensor_parallel=8), ServerLayout(1, 8)),
         (task(8, tensor_parallel=2), ServerLayout(4, 2)),
-        (task(8, servers=2, tensor_parallel=4), ServerLayout(2, 4)),
         (task(8, 2), ServerLayout(1, 8, 2)),
         (task(8, 2, tensor_parallel=16), ServerLayout(1, 16, 1)),
         (task(8, 2, tensor_parallel=4), ServerLayout(1, 4, 4)),
@@ -135,14 +134,14 @@ def test_each_server_and_each_rank_has_gpus_of_its_own(
     settings = [settings_of(task(4, tensor_parallel=2), number=n) for n in range(2)]
     assert [one.gpus for one in settings] == gpus
     assert started(settings[1])[1][VISIBLE] == ",".join(gpus[1])
-    assert gpus_of(task(4, servers=1), 0) == ()
+    assert gpus_of(task(4, tensor_parallel=4), 0) == ()
     assert [node_gpus(replace(task(2, 2), local_rank=rank)) for rank in (0, 1)] == (gpus if visible else gpus[:1] * 2)
     monkeypatch.setenv(VISIBLE, "4,5")
     assert node_gpus(replace(task(2, 2), local_rank=1)) == ("4", "5")
 
 
 def test_servers_that_need_more_gpus_than_are_seen_are_refused(task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
-    for visible, serving in product(("", "3", "0,1,2"), ({}, {"servers": 1}, {"tensor_parallel": 2})):
+    for visible, serving in product(("", "3", "0,1,2"), ({}, {"tensor_parallel": 4}, {"tensor_parallel": 2})):
         monkeypatch.setenv(VISIBLE, visible)
         with pytest.raises(UserError, match="need 4 GPU"):
             gpus_of(task(4, **serving), 0)

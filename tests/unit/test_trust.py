@@ -132,7 +132,7 @@ def test_commands_that_only_look_import_nothing(plant: Plant, owner: int) -> Non
     recipe = look_at_lock(planted.layout.recipe_lock)
     verifier = recipe.evaluation.benchmarks[0].problems.verifier
     assert isinstance(verifier, NotImported)
-    assert verifier.model_dump() == {"type": f"{planted.module}:Mine", "ignore_case": False, "width": 3}
+    assert verifier.model_dump() == {"type": f"{planted.module}:Mine", "width": 3}
     assert not planted.was_imported
     assert recipe.model_dump(mode="json") == read_lock(planted.layout.recipe_lock, trust=True).model_dump(mode="json")
 

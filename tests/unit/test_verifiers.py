@@ -48,7 +48,6 @@ def test_letters_of_a_choice_and_exact_text() -> None:
                    r"E\,", r"\textbf{(E)}\ 12", "E. A dog", "E. vitamin C", "(E) all of a, b and c"):  # fmt: skip
         assert ChoiceVerifier(choices=5).letter(answer) == "E", answer
     assert ExactVerifier().certain(" Paris\n", "Paris") and not ExactVerifier().certain("paris", "Paris")
-    assert ExactVerifier(ignore_case=True).certain("paris", "Paris")
 
 
 HALF = "\\frac{1}{2}"

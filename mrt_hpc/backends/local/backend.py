@@ -19,7 +19,6 @@ from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, Plan, Role
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import RUNS_AGAIN, TaskState, forget_failures, read_task
 
-# -- processes ---------------------------------------------------------------------------------------------------------
 # The local backend: it runs the plan's tasks as child processes, with their dependencies and with slots for CPUs and
 # GPUs. The children end with this process. Their results are in the run directory, so running the plan again continues
 # the run.

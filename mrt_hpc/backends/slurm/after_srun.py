@@ -24,12 +24,11 @@ from mrt_hpc.backends.slurm.environment import slurm_task
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.jobs import JobResources, read_plan
 from mrt_hpc.recipe.lock import look_at_lock
-from mrt_hpc.run.events import has_progressed
+from mrt_hpc.run.event_stream import has_progressed
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import retry_action
 from mrt_hpc.run.task_state import RUNS_AGAIN, TaskRecord, TaskState, read_task, write_task
 
-# -- node fault --------------------------------------------------------------------------------------------------------
 # Tries the node of an attempt that has failed: where the node is at fault, the next attempts leave it out.
 #
 # The trial is made where the job script runs: of a task of several nodes it sees the first one only.

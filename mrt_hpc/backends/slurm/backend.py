@@ -9,7 +9,7 @@ from mrt_hpc.analysis.spending import Allocation
 from mrt_hpc.attempt.ledger import Submission
 from mrt_hpc.attempt.python_look import PythonLookError, look_at_python, no_tasks_here
 from mrt_hpc.backends.backend import Backend, JobMarks, JobOrder, Objections, QueuedTask, StartEstimate, WaitReason
-from mrt_hpc.backends.slurm import cluster_limits, queue, reasons, survey
+from mrt_hpc.backends.slurm import accounting, cluster_limits, queue, reasons, survey
 from mrt_hpc.backends.slurm.commands import ask_slurm, ignored_options, run_slurm
 from mrt_hpc.backends.slurm.parameters import SIGNAL_BEFORE_LIMIT_S
 from mrt_hpc.backends.slurm.plain_paths import bind_models
@@ -85,14 +85,15 @@ class SlurmBackend(Backend):
         return sbatch_texts(plan, bind_models(self.site, recipe), layout)
 
     def starts(self, jobs: Sequence[Job], recipe: Experiment, layout: RunLayout) -> list[StartEstimate]:
-        from mrt_hpc.backends.slurm.arrays import start_estimates
+        from mrt_hpc.backends.slurm.starts import start_estimates
 
         return start_estimates(jobs, bind_models(self.site, recipe), layout)
 
     def submit(self, order: JobOrder) -> None:
         """Let sbatch test a job of each kind before, and show what Slurm has made of the jobs."""
-        from mrt_hpc.backends.slurm.arrays import refuse_untaken, submit_arrays
+        from mrt_hpc.backends.slurm.arrays import submit_arrays
         from mrt_hpc.backends.slurm.queued_as import queue_differences
+        from mrt_hpc.backends.slurm.starts import refuse_untaken
 
         site = bind_models(self.site, order.recipe)
         due = [job for job in order.jobs if job.name not in order.queued or job.name in order.lost_tasks]
@@ -125,7 +126,7 @@ class SlurmBackend(Backend):
         return survey.parse_settings(printed).name or None
 
     def allocations(self, layout: RunLayout, sent: Iterable[Submission]) -> list[Allocation] | None:
-        return queue.accounted_attempts(layout, sent)
+        return accounting.accounted_attempts(layout, sent)
 
     def own_jobs(self, layout: RunLayout) -> dict[str, list[str]]:
         return queue.own_jobs(layout)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from mrt_hpc.analysis.spending import Allocation
 from mrt_hpc.attempt.ledger import Submission
 from mrt_hpc.backends.backend import JobMarks, QueuedTask, QueueState
 from mrt_hpc.backends.slurm import commands as slurm
@@ -38,9 +37,9 @@ A_DAY_S = 86400.0
 """Clocks may be wrong by minutes; an id comes again after months."""
 _UNKNOWN_ID = re.compile(r"invalid job id", re.IGNORECASE)
 _LISTED = ("%i", "%T", "%e", "%r", "%N", "%j", "%o", "%V")
-_TIME, _COUNT, _NAME = r"\|(\d{1,12}|[A-Za-z]*)", r"\|(\d{0,12})", r"\|(.*)"
+TIME_FIELD, COUNT_FIELD, NAME_FIELD = r"\|(\d{1,12}|[A-Za-z]*)", r"\|(\d{0,12})", r"\|(.*)"
 _ACCOUNTED = re.compile(
-    rf"({slurm_output.TASK_ID.pattern})(\.\w+)?\|([A-Z_]+[^|]*)\|([\d:]*)\|([^|]*){_COUNT}{_TIME}{_NAME}"
+    rf"({slurm_output.TASK_ID.pattern})(\.\w+)?\|([A-Z_]+[^|]*)\|([\d:]*)\|([^|]*){COUNT_FIELD}{TIME_FIELD}{NAME_FIELD}"
 )
 
 _WORDS = {
@@ -92,7 +91,7 @@ def is_own(layout: RunLayout, submission: Submission, marks: JobMarks) -> bool:
     return is_later and job_of(layout, marks) == submission.job
 
 
-def _marks(name: str, script: str, submitted: str) -> JobMarks:
+def marks_of(name: str, script: str, submitted: str) -> JobMarks:
     return JobMarks(name, script, float(submitted) if submitted.isdecimal() else None)
 
 
@@ -229,7 +228,7 @@ def _tasks(printed: str) -> Iterator[QueuedTask]:
     for task_id, word, end, reason, nodes, *marks in slurm_output.squeue_records(printed, len(_LISTED)):
         why = _ENDING if word == "COMPLETING" else "" if reason == "None" else reason
         ends_at = float(end) if end.isdecimal() else None
-        yield QueuedTask(task_id, _queue_state(word, end), why, nodes, ends_at=ends_at, marks=_marks(*marks))
+        yield QueuedTask(task_id, _queue_state(word, end), why, nodes, ends_at=ends_at, marks=marks_of(*marks))
 
 
 def _queue_state(word: str, end: str) -> QueueState:
@@ -269,7 +268,7 @@ def _ask_sacct(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str,
             continue
         for task_id in _expand(task):
             nodes = "" if nodes == "None assigned" else nodes
-            seconds, marks = int(elapsed or 0), _marks(name, "", submitted)
+            seconds, marks = int(elapsed or 0), marks_of(name, "", submitted)
             states[task_id] = QueuedTask(task_id, queue_state(word), exit_code, nodes, seconds, marks=marks)
     return states
 
@@ -302,68 +301,3 @@ def _expand(task: str) -> Iterator[str]:
         first, _, last = bounds.partition("-")
         for index in range(int(first), int(last or first) + 1, int(step or 1)):
             yield f"{match['job']}_{index}"
-
-
-# -- accounting --------------------------------------------------------------------------------------------------------
-# What Slurm's accounting knows of the attempts of jobs: when each held resources, and how many.
-
-
-FIELDS = ("JobID", "State", "Submit", "Eligible", "Start", "ElapsedRaw", "AllocCPUS", "AllocTRES", "JobName")
-"""Times are seconds since the epoch (see ``commands``), or a word."""
-NOT_LOST = frozenset({QueueState.COMPLETED, QueueState.RUNNING})
-_LINE = re.compile(rf"({slurm_output.TASK_ID.pattern})\|([A-Z_]+[^|]*){_TIME * 3}{_COUNT * 2}\|([^|]*){_NAME}")
-
-
-def accounted_attempts(layout: RunLayout, sent: Iterable[Submission]) -> list[Allocation] | None:
-    """All attempts that held resources, those before a requeue too, in sacct's order; None without accounting."""
-    wanted = {one.job_id: one for one in sent if slurm_output.JOB_ID.fullmatch(one.job_id)}
-    if not wanted:
-        return []
-    command = ["sacct", "--duplicates", "--allocations", "--noheader", "--parsable2"]
-    try:
-        printed = slurm.ask_slurm([*command, f"--jobs={','.join(wanted)}", f"--format={','.join(FIELDS)}"])
-    except slurm.SlurmRefusedError as refusal:
-        if NO_ACCOUNTING in refusal.reason:
-            return None
-        raise
-    return [
-        replace(attempt, job=wanted[attempt.job_id].job)
-        for attempt, marks in attempts_of(printed)
-        if attempt.job_id in wanted and is_own(layout, wanted[attempt.job_id], marks)
-    ]
-
-
-def attempts_of(printed: str) -> list[tuple[Allocation, JobMarks]]:
-    lines = (line.groups() for line in slurm_output.matching_lines(printed, _LINE, "sacct"))
-    attempts = ((_attempt(*fields), _marks(name, "", fields[2])) for *fields, name in lines)
-    return [(attempt, marks) for attempt, marks in attempts if attempt is not None]
-
-
-def _attempt(
-    task_id: str, word: str, submit: str, eligible: str, start: str, elapsed: str, cpus: str, resources: str
-) -> Allocation | None:
-    """None for a task that held nothing."""
-    if not start.isdecimal() or not int(elapsed or 0):
-        return None
-    ready = max((int(time) for time in (submit, eligible) if time.isdecimal()), default=int(start))
-    return Allocation(
-        task_id=task_id,
-        began=float(start),
-        seconds=float(elapsed),
-        gpus=_gpus(resources),
-        cpus=int(cpus or 0) or None,
-        queued_s=max(0.0, float(int(start) - ready)),
-        failed=queue_state(word) not in NOT_LOST,
-    )
-
-
-def _gpus(resources: str) -> int | None:
-    """The GPUs of ``billing=4,cpu=4,gres/gpu:a100=2,gres/gpu=2,mem=8G,node=1``; the sum where only kinds of GPUs are
-    tracked.
-    """
-    pairs = [item.partition("=") for item in resources.split(",")]
-    counts = {name: count for name, _, number in pairs if (count := slurm_output.count_of(number)) is not None}
-    if "gres/gpu" in counts:
-        return counts["gres/gpu"]
-    kinds = [number for name, number in counts.items() if name.startswith("gres/gpu:")]
-    return sum(kinds) if kinds else None

@@ -18,7 +18,6 @@ from mrt_hpc.run.atomic import checksum
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 
-# -- sbatch options ----------------------------------------------------------------------------------------------------
 # sbatch's long options that the plan sets itself, and those that other fields state. Whether sbatch knows the rest, and
 # takes them together, it says itself (``sbatch --test-only``).
 

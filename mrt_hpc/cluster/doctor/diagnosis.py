@@ -2,28 +2,37 @@
 
 from collections.abc import Iterable
 
-from mrt_hpc.cluster.doctor import input_checks, local_checks, node_checks, place_checks, python_checks, slurm_checks
+from mrt_hpc.cluster.doctor import (
+    input_checks,
+    limit_checks,
+    local_checks,
+    node_checks,
+    place_checks,
+    preemption_checks,
+    python_checks,
+    slurm_checks,
+)
 from mrt_hpc.cluster.doctor.checks import CheckResult, CheckVerdict, DoctorCheck
 from mrt_hpc.cluster.doctor.situation import Situation
 
 CHECKS = (
     DoctorCheck("Slurm", slurm_checks.slurm_commands),
-    DoctorCheck("accounting", slurm_checks.accounting),
+    DoctorCheck("accounting", preemption_checks.accounting),
     DoctorCheck("account", slurm_checks.account),
     DoctorCheck("QOS", slurm_checks.quality_of_service),
     DoctorCheck("partition", slurm_checks.partitions),
     DoctorCheck("GPUs", slurm_checks.gpus),
     DoctorCheck("whole nodes", slurm_checks.whole_nodes),
-    DoctorCheck("node size", slurm_checks.node_size),
-    DoctorCheck("array size", slurm_checks.array_size),
-    DoctorCheck("queued jobs", slurm_checks.queued_jobs),
-    DoctorCheck("jobs at once", slurm_checks.jobs_at_once),
-    DoctorCheck("time limit", slurm_checks.time_limit),
-    DoctorCheck("preemption", slurm_checks.preempted_jobs),
-    DoctorCheck("preemption notice", slurm_checks.notice_of_profile),
-    DoctorCheck("requeue", slurm_checks.requeue),
+    DoctorCheck("node size", limit_checks.node_size),
+    DoctorCheck("array size", limit_checks.array_size),
+    DoctorCheck("queued jobs", limit_checks.queued_jobs),
+    DoctorCheck("jobs at once", limit_checks.jobs_at_once),
+    DoctorCheck("time limit", limit_checks.time_limit),
+    DoctorCheck("preemption", preemption_checks.preempted_jobs),
+    DoctorCheck("preemption notice", preemption_checks.notice_of_profile),
+    DoctorCheck("requeue", preemption_checks.requeue),
     DoctorCheck("sbatch", local_checks.tested_jobs),
-    DoctorCheck("plan", slurm_checks.plan_fits),
+    DoctorCheck("plan", limit_checks.plan_fits),
     DoctorCheck("model", input_checks.model),
     DoctorCheck("data", input_checks.data),
     DoctorCheck("shared inputs", input_checks.inputs_are_shared),

@@ -80,7 +80,6 @@ class Situation:
         return preemption(self.cluster, partition, qos)
 
 
-# -- node answer -------------------------------------------------------------------------------------------------------
 # What the login node knows of one job that asked a compute node.
 
 
