@@ -107,7 +107,9 @@ class GenerationClient:
 
     async def _attempt(self, requests: Sequence[Request], waiting: set[tuple[int, int]]) -> AsyncIterator[Completion]:
         """Send the requests of the samples in ``waiting``; the caller removes those that arrive."""
-        places = _samples_by_request(waiting)
+        places: dict[int, list[int]] = {}
+        for i, j in sorted(waiting):
+            places.setdefault(i, []).append(j)
         kept = [(i, [requests[i].seeds[j] for j in js]) for i, js in places.items()]
         batch = RequestBatch([msgspec.structs.replace(requests[i], seeds=seeds) for i, seeds in kept])
         started = time.time()
@@ -117,9 +119,18 @@ class GenerationClient:
                 raise ServerGone(f"sample {j} of request {i} arrived twice")
             if (reason := _reason_of_refusal(sample)) is not None:
                 prompt = f"a prompt of {len(requests[i].prompt_ids)} tokens"
-                if reason.startswith(NOT_FINITE):
-                    raise self._not_finite(reason, f"{prompt}, seed {requests[i].seeds[j]}")
-                raise self._refusal(reason, prompt)
+                if not reason.startswith(NOT_FINITE):
+                    raise self._refusal(reason, prompt)
+                # It is not asked for again: the same seed with the same weights gives the same.
+                raise UserError(
+                    f"the vLLM server computes numbers that are not finite ({reason})",
+                    value=f"{prompt}, seed {requests[i].seeds[j]}",
+                    where=self.where,
+                    expected="finite log-probabilities",
+                    advice="where activations overflow, another number format helps: --set serving.dtype=bfloat16 (or "
+                    "float32) with another --run directory; else look for NaN and infinities in the weights that it "
+                    "serves",
+                )
             yield _completion(sample, requests[i], i, j, started)
         if waiting:
             raise ServerGone("the response ended early")
@@ -142,17 +153,6 @@ class GenerationClient:
     def _refusal(self, reason: str, value: str) -> UserError:
         what = f"the vLLM server refused a request: {reason}"
         return UserError(what, value=value, where=self.where, advice=self.advice)
-
-    def _not_finite(self, reason: str, value: str) -> UserError:
-        """The sample is not asked for again: the same seed with the same weights gives the same."""
-        return UserError(
-            f"the vLLM server computes numbers that are not finite ({reason})",
-            value=value,
-            where=self.where,
-            expected="finite log-probabilities",
-            advice="where activations overflow, another number format helps: --set serving.dtype=bfloat16 (or float32) "
-            "with another --run directory; else look for NaN and infinities in the weights that it serves",
-        )
 
     def _give_up(self, state: RetryCallState) -> None:
         cause = state.outcome.exception() if state.outcome else None
@@ -193,13 +193,6 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line
-
-
-def _samples_by_request(waiting: set[tuple[int, int]]) -> dict[int, list[int]]:
-    places: dict[int, list[int]] = {}
-    for i, j in sorted(waiting):
-        places.setdefault(i, []).append(j)
-    return places
 
 
 def _place(sample: ServedSample, places: Sequence[Sequence[int]], requests: Sequence[int]) -> tuple[int, int]:

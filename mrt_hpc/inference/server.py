@@ -172,13 +172,8 @@ class VllmServer:
     def _load(self, directory: Path, version: int, swap: WeightSwap) -> dict[str, Any]:
         settings = self.settings
         try:
-            report = self.control.load(
-                directory,
-                version,
-                swap=swap,
-                pause_deadline_s=settings.pause_deadline_s,
-                read_deadline_s=settings.start_deadline_s,  # it reads a whole model, as at its start
-            )
+            deadlines = settings.pause_deadline_s, settings.start_deadline_s  # it reads a whole model, as at its start
+            report = self.control.load(directory, version, *deadlines, swap=swap)
         except BaseException:
             self._end_process()  # no sample may come from a partly loaded model
             raise

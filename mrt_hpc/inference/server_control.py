@@ -118,13 +118,7 @@ class ServerControl:
         self.request("/wake_up", timeout=deadline_s)
 
     def load(
-        self,
-        directory: Path,
-        version: int,
-        *,
-        swap: WeightSwap = WeightSwap.DRAIN,
-        pause_deadline_s: float,
-        read_deadline_s: float,
+        self, directory: Path, version: int, pause_deadline_s: float, read_deadline_s: float, *, swap: WeightSwap
     ) -> dict[str, Any]:
         """Load new weights into the running model; later samples find no cached prefix of the old ones. Every worker
         verifies its embedding and output head. Returns the first worker's report: ``seconds`` and ``directory``.
@@ -187,11 +181,10 @@ class ServerControl:
 def refuse_no_weights(directory: Path) -> None:
     """The directory needs a configuration and weights."""
     if not (directory / "config.json").is_file() or not list_directory(directory, "*.safetensors"):
-        expected = "config.json and *.safetensors"
         raise UserError(
             "the directory holds no weights to load",
             where=directory,
-            expected=expected,
+            expected="config.json and *.safetensors",
             advice=Advice(
                 "ls {directory} shows what is there; mrt-hpc submit RUN, which runs the task again", directory=directory
             ),

@@ -54,10 +54,8 @@ class CandidateLook:
     @property
     def index_of_taken(self) -> int | None:
         """Among the open candidates followed by the closed ones."""
-        if self.taken is None:
-            return None
-        answer, ended = self.taken
-        return len(self.open) + list(self.closed).index(answer) if ended else list(self.open).index(answer)
+        candidates = [*((answer, False) for answer in self.open), *((answer, True) for answer in self.closed)]
+        return None if self.taken is None else candidates.index(self.taken)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class RunRoutes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] == "/health":
             await self.app(scope, receive, send)
-        elif not self._is_authorized(scope):
+        elif not hmac.compare_digest(dict(scope["headers"]).get(b"authorization", b""), self.authorization):
             await _respond(send, 401, b"the key of the run is missing or wrong\n")
         elif scope["path"] == protocol.GENERATE_PATH:
             await _generate(scope["app"].state.engine_client, receive, send, self._cache_salt)
@@ -59,10 +59,6 @@ class RunRoutes:
         """
         async with self._pausing:
             return f"pause {self._pauses}"
-
-    def _is_authorized(self, scope: Scope) -> bool:
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        return hmac.compare_digest(given, self.authorization)
 
 
 async def _respond(send: Send, status: int, body: bytes) -> None:
@@ -99,8 +95,7 @@ async def _generate(engine: "EngineClient", receive: Receive, send: Send, cache_
 
 
 async def _read_body(receive: Receive) -> bytes:
-    parts = []
-    more = True
+    parts, more = [], True
     while more:
         message = await receive()
         parts.append(message.get("body", b""))

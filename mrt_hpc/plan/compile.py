@@ -55,7 +55,9 @@ def build_plan(recipe: Recipe, *, max_array_size: int | None) -> Plan:
         units = _evaluations(recipe, segment, versions)
         last = _segment(recipe, segment, [*beginning, *last], units, max_array_size)
         jobs += last
-    jobs.append(_report(recipe, [job for job in jobs if _ends_last(job, segments)]))
+    # The last trainer ends after all others.
+    trainers = [job for job in jobs if job.does(Role.TRAINER) and job.segment == segments - 1]
+    jobs.append(_report(recipe, [job for job in jobs if job.role is Role.EVALUATION or job in trainers]))
     return Plan(
         name=recipe.name,
         kind=recipe.algorithm.type,
@@ -92,7 +94,7 @@ def _evaluation_plan(recipe: EvaluationRecipe, *, max_array_size: int | None) ->
         tasks=len(units),
         evaluations=tuple(units),
         resources=_one_process(recipe.resources.evaluation),
-        after=(Dependency(job=PREPARE, kind=DependencyKind.AFTEROK),),
+        after=_after([prepare]),
         max_parallel=recipe.resources.evaluation.max_parallel,
     )
     evaluation = split_array(whole, max_array_size)
@@ -146,10 +148,9 @@ def _segment(
         after=start,
     )
     array = whole.model_copy(update={"max_parallel": resources.inference.max_parallel})
-    inference = (
-        split_array(array, max_array_size) if recipe.algorithm.samples_rollouts and not recipe.is_colocated else []
-    )
-    feeding = tuple(Dependency(job=job.name, kind=DependencyKind.AFTEROK) for job in inference)
+    apart = recipe.algorithm.samples_rollouts and not recipe.is_colocated
+    inference = split_array(array, max_array_size) if apart else []
+    feeding = _after(inference)
     trainer = whole.model_copy(
         update={
             "name": _name(segment, trains),
@@ -168,7 +169,7 @@ def _segment(
             "tasks": len(units),
             "evaluations": tuple(units),
             "resources": _one_process(resources.evaluation),
-            "after": (Dependency(job=trainer.name, kind=DependencyKind.AFTEROK),),
+            "after": _after([trainer]),
             "max_parallel": resources.evaluation.max_parallel,
         }
     )
@@ -181,8 +182,7 @@ def _starts_after(before: Sequence[Job]) -> tuple[Dependency, ...]:
     """
     collections = [job for job in before if any(map(is_collection, job.iterations[:1]))]
     trainers = [job for job in before if job.does(Role.TRAINER)]
-    awaited = [*trainers[-1:], *collections] or before
-    return tuple(Dependency(job=job.name, kind=DependencyKind.AFTEROK) for job in awaited)
+    return _after([*trainers[-1:], *collections] or before)
 
 
 def _evaluations(recipe: Recipe, segment: int, wanted: frozenset[int]) -> list[EvaluationUnit]:
@@ -203,8 +203,8 @@ def _units(recipe: Experiment, version: int) -> list[EvaluationUnit]:
 
 def _report(recipe: Experiment, last: Sequence[Job]) -> Job:
     """Waits for these jobs, however they end."""
-    awaited = tuple(Dependency(job=job.name, kind=DependencyKind.AFTERANY) for job in last)
-    return Job(name=REPORT, role=Role.REPORT, tasks=1, resources=_one_process(recipe.resources.report), after=awaited)
+    after, resources = _after(last, DependencyKind.AFTERANY), _one_process(recipe.resources.report)
+    return Job(name=REPORT, role=Role.REPORT, tasks=1, resources=resources, after=after)
 
 
 def split_array(job: Job, max_array_size: int | None) -> list[Job]:
@@ -217,25 +217,19 @@ def split_array(job: Job, max_array_size: int | None) -> list[Job]:
         return [job]
     parts: list[Job] = []
     for start in range(0, job.tasks, max_array_size):
-        parts.append(_part(job, len(parts), range(start, min(start + max_array_size, job.tasks)), parts))
+        turn = parts[-1:] if job.max_parallel is not None else []
+        update = {
+            "name": f"{job.name}-{len(parts)}",
+            "tasks": min(max_array_size, job.tasks - start),
+            "evaluations": job.evaluations[start : start + max_array_size],
+            "after": (*job.after, *_after(turn, DependencyKind.AFTERANY)),
+        }
+        parts.append(job.model_copy(update=update))
     return parts
 
 
-def _part(job: Job, number: int, tasks: range, before: Sequence[Job]) -> Job:
-    """Tasks of these numbers."""
-    turn = before[-1:] if job.max_parallel is not None else ()
-    update = {
-        "name": f"{job.name}-{number}",
-        "tasks": len(tasks),
-        "evaluations": job.evaluations[tasks.start : tasks.stop],
-        "after": (*job.after, *(Dependency(job=part.name, kind=DependencyKind.AFTERANY) for part in turn)),
-    }
-    return job.model_copy(update=update)
-
-
-def _ends_last(job: Job, segments: int) -> bool:
-    """Whether the report waits for a job: evaluations, and the last trainer, which ends after all others."""
-    return job.role is Role.EVALUATION or (job.does(Role.TRAINER) and job.segment == segments - 1)
+def _after(jobs: Sequence[Job], kind: DependencyKind = DependencyKind.AFTEROK) -> tuple[Dependency, ...]:
+    return tuple(Dependency(job=job.name, kind=kind) for job in jobs)
 
 
 def _name(segment: int, role: Role) -> str:
@@ -243,12 +237,15 @@ def _name(segment: int, role: Role) -> str:
 
 
 def role_resources(recipe: Experiment, role: Role) -> JobResources:
+    if role not in (Role.TRAINER, Role.COLOCATED):
+        resources = getattr(recipe.resources, role.value)
+        return _one_process(resources, nodes_of(resources))
+    alone, inference = _trainer_resources(recipe.resources.trainer), recipe.resources.inference
     if role is Role.TRAINER:
-        return _trainer_resources(recipe.resources.trainer)
-    if role is Role.COLOCATED:
-        return _colocated_resources(recipe.resources.trainer, recipe.resources.inference)
-    resources = getattr(recipe.resources, role.value)
-    return _one_process(resources, nodes_of(resources))
+        return alone
+    # The processes of one task take turns on its GPUs, and stay in memory together.
+    cpus, gib = ceil(inference.cpus / alone.ranks), alone.memory_gib_per_node + inference.memory_gib
+    return alone.model_copy(update={"cpus_per_rank": max(alone.cpus_per_rank, cpus), "memory_gib_per_node": gib})
 
 
 def _one_process(resources: RoleResources, nodes: int = 1) -> JobResources:
@@ -260,17 +257,6 @@ def _one_process(resources: RoleResources, nodes: int = 1) -> JobResources:
         cpus_per_rank=resources.cpus,
         memory_gib_per_node=resources.memory_gib,
         time_limit_minutes=resources.time_limit_minutes,
-    )
-
-
-def _colocated_resources(trainer: TrainerResources, inference: RoleResources) -> JobResources:
-    """The resources of a task whose processes take turns on GPUs and stay in memory together."""
-    alone = _trainer_resources(trainer)
-    return alone.model_copy(
-        update={
-            "cpus_per_rank": max(trainer.cpus, ceil(inference.cpus / alone.ranks)),
-            "memory_gib_per_node": alone.memory_gib_per_node + inference.memory_gib,
-        }
     )
 
 

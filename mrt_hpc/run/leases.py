@@ -185,7 +185,7 @@ class Holder:
         return hashlib.sha256(f"{self.run}\n{self.job}\n{self.index}".encode()).hexdigest()[:16]
 
     def as_json(self) -> dict[str, str | int]:
-        return {"run": str(self.run), "job": self.job, "index": self.index, "attempt": self.attempt}
+        return {**asdict(self), "run": str(self.run)}
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,10 @@ class Leases:
             if not self._is_expired(path, self.observer.living_attempt):
                 return False
             generation += 1
-        return self._create(path)
+        try:
+            return create_text(path, json.dumps(self.mine.as_json()), durable=False)
+        except FileNotFoundError:
+            return False  # the folder was moved away meanwhile, as where all groups are there and are archived
 
     def free(self, positions: list[int]) -> list[int]:
         """The groups that :meth:`claim` would take now. Each heart is read once, and a lease only where it is new."""
@@ -238,12 +241,6 @@ class Leases:
             return True
         self._holders[path] = holder
         return holder == self.mine or living(self.heart(holder)) != holder.attempt
-
-    def _create(self, path: Path) -> bool:
-        try:
-            return create_text(path, json.dumps(self.mine.as_json()), durable=False)
-        except FileNotFoundError:
-            return False  # the folder was moved away meanwhile, as where all groups are there and are archived
 
     def release(self, position: int) -> None:
         """Give up a lease that other tasks may want at once."""

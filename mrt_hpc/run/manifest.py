@@ -203,13 +203,11 @@ def read_manifest(directory: Path, *, anywhere: bool = False) -> Manifest:
         content = file_bytes(path)
     except (*NOT_THERE, ValueError) as error:
         raise DamagedError(f"no readable manifest: {error!r}", where=path) from error
-    manifest = parse_manifest(content, path)
-    if not anywhere:
-        refuse_misplaced(manifest, directory)
-    return manifest
+    return parse_manifest(content, path, None if anywhere else directory)
 
 
-def parse_manifest(text: bytes, where: Path) -> Manifest:
+def parse_manifest(text: bytes, where: Path, place: Path | None) -> Manifest:
+    """A manifest from ``where``, of a directory at ``place``; None for any."""
     try:
         content = json.loads(text)
         seal = content.pop("seal")
@@ -219,6 +217,8 @@ def parse_manifest(text: bytes, where: Path) -> Manifest:
         raise DamagedError(f"no readable manifest: {error!r}", where=where) from error
     if seal != json_digest(content):
         raise DamagedError("the manifest is damaged: its seal does not fit", where=where)
+    if place is not None:
+        refuse_misplaced(manifest, place)
     return manifest
 
 

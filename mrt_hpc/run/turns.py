@@ -34,7 +34,9 @@ class Turn:
     def take(self) -> bool:
         """Take the turn if free, without waiting; returns whether this process has it."""
         if self.path is not None and not self._mine:
-            self._mine = try_lock(self._open_descriptor(self.path), self.path)
+            if self._descriptor is None:
+                self._descriptor = _own_file(self.path)
+            self._mine = try_lock(self._descriptor, self.path)
         return self.is_mine
 
     def pass_on(self) -> None:
@@ -51,11 +53,6 @@ class Turn:
         self._mine = False
         if self.path is not None:
             self.path.unlink(missing_ok=True)
-
-    def _open_descriptor(self, path: Path) -> int:
-        if self._descriptor is None:
-            self._descriptor = _own_file(path)
-        return self._descriptor
 
 
 def remove_abandoned(paths: Iterable[Path]) -> None:

@@ -92,13 +92,11 @@ def refuse_delta(directory: Path) -> None:
 
 def add_bases(layout: RunLayout, versions: Iterable[int]) -> set[int]:
     """These weights versions and, for deltas, all that they build on."""
-    versions_needed: set[int] = set()
-    left = set(versions)
+    needed, left = set[int](), set(versions)
     while left:
-        version = left.pop()
-        versions_needed.add(version)
-        left |= _base_of(layout.weights_version(version)) - versions_needed
-    return versions_needed
+        needed.add(version := left.pop())
+        left |= _base_of(layout.weights_version(version)) - needed
+    return needed
 
 
 def _base_of(directory: Path) -> set[int]:
@@ -185,8 +183,7 @@ def pin(run: RunLayout, version: int, evaluation: RunLayout) -> None:
     if look_at_path(run.root).status.st_uid != os.geteuid():
         raise PermissionError(errno.EACCES, "the run belongs to another user", str(run.root))
     root = evaluation.root.resolve()
-    content = {"evaluation": str(root), "folder": root.parent.stat().st_ino}
-    write_json(_file(run, version, evaluation), content)
+    write_json(_file(run, version, evaluation), {"evaluation": str(root), "folder": root.parent.stat().st_ino})
 
 
 def release(recipe: Experiment, evaluation: RunLayout) -> list[str]:
@@ -265,9 +262,8 @@ def _lasting_versions(recipe: Recipe) -> set[int]:
     """The versions that are whole models to the end of the run. Those that sample traces are unknown where the
     algorithm was not imported: they may go.
     """
-    algorithm = recipe.algorithm
-    known = isinstance(algorithm, AlgorithmSettings)
-    traces = algorithm.traces_versions(recipe.schedule.iterations) if known else ()
+    known = isinstance(recipe.algorithm, AlgorithmSettings)
+    traces = recipe.algorithm.traces_versions(recipe.schedule.iterations) if known else ()
     return {0, *recipe.evaluated_versions, *traces}
 
 

@@ -80,21 +80,17 @@ def apply_changes(array: Bytes, changes: BitChanges, width: int) -> None:
     """Turn the old bytes of ``array`` into the new ones in place."""
     elements = array.view(UNSIGNED[width])
     gaps = _unpack_bytes(changes.gaps, changes.count, changes.gap_width)
-    differences = _unfold_signs(_unpack_bytes(changes.differences, changes.count, width))
+    folded = _unpack_bytes(changes.differences, changes.count, width)
     positions = np.cumsum(gaps.astype(np.int64) + 1) - 1
     if len(positions) and not 0 <= positions[-1] < len(elements):
         raise ValueError(f"a change at element {positions[-1]} of {len(elements)}")
-    elements[positions] += differences
+    elements[positions] += (folded >> 1) ^ np.negative(folded & 1)  # see _fold_signs
 
 
 def _fold_signs(differences: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.unsignedinteger]:
     """[n] 0, -1, 1, -2, 2 ... become 0, 1, 2, 3, 4 ..., so that small differences stay small numbers."""
     sign = differences >> (differences.itemsize * 8 - 1)
     return (differences << 1) ^ np.negative(sign)
-
-
-def _unfold_signs(folded: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.unsignedinteger]:
-    return (folded >> 1) ^ np.negative(folded & 1)
 
 
 def _pack_bytes(values: npt.NDArray[np.unsignedinteger]) -> bytes:
@@ -173,7 +169,8 @@ class WeightsDelta:
         parts: dict[str, dict[str, int]] = {}
         with (directory / CHANGES).open("wb") as stream:
             for name, change in self.changes.items():
-                parts[name] = asdict(_Part.of(change, stream.tell()))
+                sizes = len(change.gaps), len(change.differences)
+                parts[name] = asdict(_Part(change.count, change.gap_width, stream.tell(), *sizes))
                 stream.write(change.gaps)
                 stream.write(change.differences)
         index = {"base": self.base._asdict(), "contents": self.contents, "tensors": parts}
@@ -191,10 +188,6 @@ class _Part:
     """Bytes of the compressed gaps, which come first."""
     differences: int
     """Bytes of the compressed differences, which follow."""
-
-    @staticmethod
-    def of(change: BitChanges, start: int) -> "_Part":
-        return _Part(change.count, change.gap_width, start, len(change.gaps), len(change.differences))
 
 
 @dataclass(frozen=True)
@@ -382,19 +375,13 @@ def _write_tensor(
     BLAKE3 checksum.
     """
     go_on()
-    data = _apply_links(tensor, links)
+    data = tensor.read()
+    for link in links:
+        link.apply(tensor.name, data, width_of(tensor.dtype))
     with (directory / tensor.file.name).open("r+b") as stream:
         stream.seek(tensor.start)
         stream.write(data.data)
     return TensorKind(tensor.name, tensor.dtype, tensor.shape), _blake3(data)
-
-
-def _apply_links(tensor: StoredTensor, links: Sequence[StoredDelta]) -> Bytes:
-    """[size] A tensor of the start, with all changes."""
-    data = tensor.read()
-    for link in links:
-        link.apply(tensor.name, data, width_of(tensor.dtype))
-    return data
 
 
 def tensor_kinds(directory: Path) -> list[TensorKind]:

@@ -34,8 +34,7 @@ def upload_run(layout: RunLayout) -> int:
 
 def wandb_command() -> str:
     """W&B's command, on the search path or beside this Python."""
-    command = shutil.which("wandb") or shutil.which("wandb", path=str(Path(sys.executable).parent))
-    if command is None:
+    if (command := shutil.which("wandb") or shutil.which("wandb", path=str(Path(sys.executable).parent))) is None:
         raise UserError(
             "the command wandb is not installed here",
             expected="wandb on the search path, or in the environment of mrt-hpc",
@@ -69,8 +68,6 @@ def _no_tracking(layout: RunLayout, recipe: Recipe) -> UserError:
     elif recipe.tracking.wandb:
         what, advice = "the run has logged nothing for W&B yet", Advice("mrt-hpc status {run}", run=layout.root)
     else:
-        what, advice = (
-            "this run does not track with W&B",
-            Advice("mrt-hpc submit {run} --set tracking.wandb=true", run=layout.root),
-        )
+        what = "this run does not track with W&B"
+        advice = Advice("mrt-hpc submit {run} --set tracking.wandb=true", run=layout.root)
     return UserError(what, where=layout.root, expected="tracking.wandb: true in its recipe as it trains", advice=advice)

@@ -98,9 +98,9 @@ def _shared_error(error: Exception) -> Exception:
 
 def _record(error: Exception) -> dict[str, Any]:
     if isinstance(error, UserError):
-        known = {"what": error.what, "expected": error.expected, "advice": error.advice, "code": int(error.exit_code)}
+        known = {"expected": error.expected, "advice": error.advice, "exit_code": int(error.exit_code)}
         where = None if error.where is None else str(error.where)
-        return known | {"where": where, "value": json.loads(json.dumps(error.value, default=str))}
+        return {"what": error.what, **known, "where": where, "value": json.loads(json.dumps(error.value, default=str))}
     assert isinstance(error, OSError), "_shared_error gives no other"
     name = error.filename if isinstance(error.filename, str) else None
     return {"number": error.errno, "text": str(error.strerror), "file": name}
@@ -109,11 +109,4 @@ def _record(error: Exception) -> dict[str, Any]:
 def _error(record: dict[str, Any]) -> Exception:
     if "number" in record:
         return OSError(record["number"], record["text"], record["file"])
-    return UserError(
-        record["what"],
-        value=record["value"],
-        where=record["where"],
-        expected=record["expected"],
-        advice=record["advice"],
-        exit_code=ExitCode(record["code"]),
-    )
+    return UserError(**record | {"exit_code": ExitCode(record["exit_code"])})

@@ -73,25 +73,23 @@ def join(ranks: Ranks, address_file: Path | None = None, timeout_s: float = 1800
     """
     timeout = timedelta(seconds=timeout_s)
     store = _store(ranks, address_file, timeout)
-    _set_environment(ranks, _hosts(ranks, store))
+    hosts = []
+    if ranks.nodes > 1:
+        store.set(f"host of rank {ranks.rank}", socket.gethostname())
+        hosts = [store.get(f"host of rank {rank}").decode() for rank in range(ranks.world_size)]
+    _set_environment(ranks, hosts)
     _connect(ranks, store, timeout)
     if ranks.world_size > 1:
         try:
-            _prove(ranks, _key(ranks, store))
+            if ranks.rank == 0:
+                store.set(KEY, secrets.token_hex(PROOF_BYTES))
+            _prove(ranks, store.get(KEY))
         except BaseException:
             leave()
             raise
     deepspeed.init_distributed(
         backend(), auto_mpi_discovery=False, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout
     )
-
-
-def _hosts(ranks: Ranks, store: Store) -> list[str]:
-    """Empty on one node."""
-    if ranks.nodes == 1:
-        return []
-    store.set(f"host of rank {ranks.rank}", socket.gethostname())
-    return [store.get(f"host of rank {rank}").decode() for rank in range(ranks.world_size)]
 
 
 def _connect(ranks: Ranks, store: Store, timeout: timedelta) -> None:
@@ -145,14 +143,11 @@ def _store(ranks: Ranks, address_file: Path | None, timeout: timedelta) -> Store
         raise UserError("several ranks need an address file for their rendezvous", value=ranks)
     folder = _make_folder(ranks, address_file) if ranks.rank == 0 else _find_folder(address_file, timeout)
     if ranks.nodes > 1:
-        return _keep_store(FolderStore(folder, timeout))
+        kept = FolderStore(folder, timeout)
+        atexit.register(lambda: kept)  # its Python half is needed as long as there are process groups
+        return kept
     store = FileStore(str(folder / "store"), ranks.world_size)
     store.set_timeout(timeout)
-    return store
-
-
-def _keep_store(store: FolderStore) -> FolderStore:
-    atexit.register(lambda: store)
     return store
 
 
@@ -195,12 +190,6 @@ def _require_private(folder: Path) -> None:
             "that all ranks of a node share",
             exit_code=ExitCode.RETRYABLE,
         )
-
-
-def _key(ranks: Ranks, store: Store) -> bytes:
-    if ranks.rank == 0:
-        store.set(KEY, secrets.token_hex(PROOF_BYTES))
-    return store.get(KEY)
 
 
 def _prove(ranks: Ranks, key: bytes) -> None:

@@ -118,7 +118,16 @@ def join_nodes(task: Task) -> Iterator[RayNode | None]:
         node.wait_for_head(limit_s, _advice(task))
         meeting.say(meeting.head, {"address": place.head})
         with _driver(place):
-            _wait_for_all_nodes(node, task, limit_s)
+            import ray
+
+            wait_until(
+                lambda: sum(one["Alive"] for one in ray.nodes()) == task.world_size,
+                reason=f"the Ray nodes of {task.world_size} ranks",
+                deadline_s=limit_s,
+                check=node.raise_if_ended,
+                where=node.log,
+                advice=_advice(task),
+            )
             yield node
 
 
@@ -139,19 +148,14 @@ def _hosts(meeting: Meeting, deadline_s: float) -> list[str]:
 
 
 def _place(task: Task, head: str, *, is_head: bool = False) -> RayPlace:
+    key = (task.layout.secrets / "server_key").read_text()
     return RayPlace(
         address=address_towards(head.rpartition(":")[0]),
         head=head,
-        token=_token(task),
+        token=hashlib.sha256(f"{key} {task.log_stem}".encode()).hexdigest(),  # a secret of the attempt's ranks
         gpus=node_gpus(task),
         is_head=is_head,
     )
-
-
-def _token(task: Task) -> str:
-    """A secret of the attempt's ranks, as only they can read the run's key."""
-    key = (task.layout.secrets / "server_key").read_text()
-    return hashlib.sha256(f"{key} {task.log_stem}".encode()).hexdigest()
 
 
 def node_gpus(task: Task) -> tuple[str, ...]:
@@ -204,19 +208,6 @@ def _join(head: str) -> None:
         ray.init(head, log_to_driver=False, configure_logging=False)
     finally:
         signal.signal(signal.SIGTERM, handler)
-
-
-def _wait_for_all_nodes(node: RayNode, task: Task, deadline_s: float) -> None:
-    import ray
-
-    wait_until(
-        lambda: sum(one["Alive"] for one in ray.nodes()) == task.world_size,
-        reason=f"the Ray nodes of {task.world_size} ranks",
-        deadline_s=deadline_s,
-        check=node.raise_if_ended,
-        where=node.log,
-        advice=_advice(task),
-    )
 
 
 def _advice(task: Task) -> str:

@@ -295,18 +295,23 @@ def verified_weights(task: Task, version: int, local: LocalWeights | None = None
     """
     layout = task.layout
     directory, before = layout.weights_version(version), _identities(layout)
+
+    def find() -> Weights:
+        if local is not None:
+            return local.of(version)
+        digest = verify(directory).digest
+        refuse_delta(directory)
+        return Weights(version, digest, directory)
+
     try:
-        return task.retry(lambda: _find_weights(layout, version, local), f"reading {directory}")
+        return task.retry(find, f"reading {directory}")
     except DamagedError as damage:
         if version == 0:
+            removed = [directory, layout.root / "tasks/prepare"]
             raise UserError(
                 f"weights version 0 is damaged: {damage.what}",
                 where=damage.where,
-                advice=Advice(
-                    "rm -r {directory} {run}, and the same command again",
-                    directory=directory,
-                    run=layout.root / "tasks/prepare",
-                ),
+                advice=Advice("rm -r {removed}, and the same command again", removed=removed),
             ) from damage
         _set_aside_damaged(task, version, damage, before)
         raise
@@ -328,19 +333,9 @@ def _set_aside_damaged(task: Task, version: int, damage: DamagedError, before: d
     task.set_aside(paths, f"weights version {version} is damaged: {damage.what} ({damage.where})")
 
 
-def _find_weights(layout: RunLayout, version: int, local: LocalWeights | None) -> Weights:
-    if local is not None:
-        return local.of(version)
-    directory = layout.weights_version(version)
-    digest = verify(directory).digest
-    refuse_delta(directory)
-    return Weights(version, digest, directory)
-
-
 def publish_again(task: Task, why: str) -> None:
     """Make the next submission of a separate evaluation rerun its first job, which publishes all models."""
-    first = [job.name for job in task.plan.jobs if job.role is Role.PREPARE]
-    task.reopen([(name, 0) for name in first], why)
+    task.reopen([(job.name, 0) for job in task.plan.jobs if job.role is Role.PREPARE], why)
 
 
 def _identities(layout: RunLayout) -> dict[int, int]:
@@ -378,5 +373,4 @@ def collecting_weights(task: Task, version: int) -> Weights:
 
 
 def trainer_to(plan: Plan, version: int) -> list[tuple[str, int]]:
-    trainers = [job for job in plan.jobs if job.does(Role.TRAINER)]
-    return [(job.name, 0) for job in trainers if job.end_iteration == version]
+    return [(job.name, 0) for job in plan.jobs if job.does(Role.TRAINER) and job.end_iteration == version]

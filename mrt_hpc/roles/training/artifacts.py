@@ -65,19 +65,16 @@ class Publisher:
             return self._commit(version, weights.write)
         base, self._last = self._last, None
         tensors = weights.as_bytes()
-        wanted_in_full = in_full or self._is_in_full(version)
+        layout = self.task.layout
+        wanted_in_full = in_full or is_in_full(layout, self.task.recipe, version) or version in pinned_versions(layout)
         delta = None if wanted_in_full or base is None else self._delta(version, base, tensors)
         if delta is None:
             mine = self._commit(version, weights.write, contents=contents_of(tensors))
         else:
             mine = self._commit(version, delta.write, contents=delta.contents, base=delta.base._asdict())
         if mine and (delta is not None or self._can_be_a_base(version, tensors)):
-            self._last = LastPublished(VersionKey(version, self.digest(version)), tensors)
+            self._last = LastPublished(VersionKey(version, self.manifest(version).digest), tensors)
         return mine
-
-    def _is_in_full(self, version: int) -> bool:
-        layout = self.task.layout
-        return is_in_full(layout, self.task.recipe, version) or version in pinned_versions(layout)
 
     def _delta(self, version: int, base: LastPublished, tensors: Sequence[TensorBytes]) -> WeightsDelta | None:
         """Changes since the version before; None where that is no longer the base, or a delta is not worth it."""
@@ -88,12 +85,9 @@ class Publisher:
     def _is_there(self, key: VersionKey) -> bool:
         """A damaged version is set aside, and is not there."""
         try:
-            return self.digest(key.version) == key.digest
+            return self.manifest(key.version).digest == key.digest
         except DamagedError:
             return False
-
-    def digest(self, version: int) -> str:
-        return self.manifest(version).digest
 
     def manifest(self, version: int) -> Manifest:
         path = self.task.layout.weights_version(version)
@@ -153,9 +147,8 @@ class TrainingArtifacts:
             self._refuse_if_superseded()  # what is younger is then the work of the attempt that runs
             self.task.set_aside(younger, reason)
             if is_delta(path := layout.weights_version(iteration)):
-                self.task.set_aside(
-                    [path], "a delta of the version from which training resumed, which is a whole model"
-                )
+                why = "a delta of the version from which training resumed, which is a whole model"
+                self.task.set_aside([path], why)
             try:
                 if self.is_published(iteration) and self.publisher.manifest(iteration).about.get(STATE) != state:
                     self.task.set_aside([path], "it was computed by another attempt than the checkpoint of its number")
@@ -163,7 +156,8 @@ class TrainingArtifacts:
                 self.task.set_aside([path], f"the version from which training resumed: {damage.what}")
 
         rank_messages.run_on_rank_zero(set_aside)
-        self._keep_house(self._remove_leftovers)
+        for directory in (self.task.layout.weights, self.task.layout.checkpoints):  # unfinished files may be large
+            self._keep_house(partial(remove_leftovers, directory))
         if rank_messages.run_on_rank_zero(lambda: self.is_published(iteration)):
             rank_messages.run_on_rank_zero(lambda: self.set_aside_evaluations_of_another(iteration))
         else:
@@ -209,8 +203,7 @@ class TrainingArtifacts:
 
     def set_aside_evaluations_of_another(self, version: int) -> None:
         layout, plan = self.task.layout, self.task.plan
-        digest = self.publisher.digest(version)
-        if stale := foreign_evaluations(layout, version, digest):
+        if stale := foreign_evaluations(layout, version, self.publisher.manifest(version).digest):
             reason = f"weights version {version} has been computed again, and is not what was evaluated"
             self.task.set_aside(stale, reason)
             units = [(job.name, index, unit) for job in plan.jobs for index, unit in enumerate(job.evaluations)]
@@ -247,12 +240,10 @@ class TrainingArtifacts:
                 problems=skipped.problems[:PROBLEMS_NAMED],
                 file=str(path),
             )
-        if self.engine.skipped_in_a_row >= self.task.recipe.resilience.skipped_steps:
-            raise self._too_many_skipped(iteration, skipped, path)
-
-    def _too_many_skipped(self, iteration: int, skipped: SkippedStep, path: Path) -> UserError:
-        run = self.task.layout.word
-        return UserError(
+        most = self.task.recipe.resilience.skipped_steps
+        if self.engine.skipped_in_a_row < most:
+            return
+        raise UserError(
             f"{self.engine.skipped_in_a_row} optimiser steps in a row were skipped, the last one in iteration "
             f"{iteration}: {skipped}",
             where=path,
@@ -261,8 +252,8 @@ class TrainingArtifacts:
                 "mrt-hpc fork {run} --at last --set training.learning_rate=RATE, with a lower rate (or "
                 "with training.precision=bf16_autocast); or, to go on as it is, mrt-hpc submit RUN "
                 "--set resilience.skipped_steps={skipped_steps}",
-                run=run,
-                skipped_steps=2 * self.task.recipe.resilience.skipped_steps,
+                run=self.task.layout.word,
+                skipped_steps=2 * most,
             ),
         )
 
@@ -289,11 +280,6 @@ class TrainingArtifacts:
             exit_code=ExitCode.RETRYABLE,
             **facts,
         )
-
-    def _remove_leftovers(self) -> None:
-        """Unfinished files of lost attempts may be whole models, on a full disk."""
-        for directory in (self.task.layout.weights, self.task.layout.checkpoints):
-            remove_leftovers(directory)
 
     def _archive(self) -> None:
         layout, recipe = self.task.layout, self.task.recipe

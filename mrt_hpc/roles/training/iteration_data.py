@@ -135,17 +135,15 @@ class RolloutReader:
         path = self.task.layout.group(self.iteration, position)
         if position >= len(self._drawn_ids):
             raise DamagedError("a group of a position that the iteration does not have", where=path)
-        group = read_sampled(self.task.layout, self.iteration, position)
-        recipe = self.task.recipe
+        group, recipe = read_sampled(self.task.layout, self.iteration, position), self.task.recipe
         samples = range(recipe.algorithm.group_size(recipe, self.iteration))
         return refuse_other_samples(group, self._drawn_ids[position], samples, path)
 
     @cached_property
     def _drawn_ids(self) -> list[str]:
         ids = (self.problem_ids or partial(_problem_ids, self.task))()
-        return [
-            ids[index] for index in draw_indices(len(ids), self.task.recipe.seed, self.iteration, self._wanted_groups)
-        ]
+        drawn = draw_indices(len(ids), self.task.recipe.seed, self.iteration, self._wanted_groups)
+        return [ids[index] for index in drawn]
 
     @property
     def comparable(self) -> int | None:
@@ -170,11 +168,9 @@ class RolloutReader:
         batch = batch_of([self._groups[position] for position in sorted(self._groups)], self.question_ids)
         learnt = self._learn_batch(batch)
         if learnt.dropped_branches:
-            log.warning(
-                "iteration %d: %d branches are not learnt from: they were not sampled after the recipe's forced text",
-                self.iteration,
-                learnt.dropped_branches,
-            )
+            why = "they were not sampled after the recipe's forced text"
+            dropped = (self.iteration, learnt.dropped_branches)
+            log.warning("iteration %d: %d branches are not learnt from: %s", *dropped, why)
         return replace(learnt, digest=batch.digest, batch=batch)
 
     def reopen_samplers(self) -> None:
@@ -236,8 +232,8 @@ class SampleReader:
         """A window over shuffled passes, which begin with the first iteration that learns these samples."""
         recipe = self.task.recipe
         algorithm = require_kind(recipe.algorithm, SupervisedAlgorithm)
-        version, count = algorithm.traces_version(self.iteration), algorithm.sequences_per_iteration
-        samples = self.samples_of(version)
+        samples = self.samples_of(version := algorithm.traces_version(self.iteration))
+        count = algorithm.sequences_per_iteration
         chosen = draw_indices(len(samples.sequences), recipe.seed, self.iteration - version, count)
         return Learnt([samples.sequences[i] for i in chosen], digest=f"{samples.digest}:{self.iteration}")
 
