@@ -14,16 +14,9 @@ import aiohttp
 import msgspec
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.inference.protocol import (
-    GENERATE_PATH,
-    NOT_FINITE,
-    Request,
-    RequestBatch,
-    SamplingSettings,
-    ServedSample,
-    read_sample_line,
-)
+from mrt_hpc.errors import UserError, retryable_error
+from mrt_hpc.inference import protocol
+from mrt_hpc.inference.protocol import Request, RequestBatch, SamplingSettings, ServedSample
 from mrt_hpc.inference.server_control import READ_LOG, URL
 from mrt_hpc.run.records import SLIGHTLY_ABOVE_ONE, FinishReason
 
@@ -119,7 +112,7 @@ class GenerationClient:
                 raise ServerGone(f"sample {j} of request {i} arrived twice")
             if (reason := _reason_of_refusal(sample)) is not None:
                 prompt = f"a prompt of {len(requests[i].prompt_ids)} tokens"
-                if not reason.startswith(NOT_FINITE):
+                if not reason.startswith(protocol.NOT_FINITE):
                     raise self._refusal(reason, prompt)
                 # It is not asked for again: the same seed with the same weights gives the same.
                 raise UserError(
@@ -138,13 +131,13 @@ class GenerationClient:
     async def _samples(self, batch: RequestBatch) -> AsyncIterator[ServedSample]:
         self.unfinished += 1
         try:
-            async with self.http.post(GENERATE_PATH, data=msgspec.json.encode(batch)) as response:
+            async with self.http.post(protocol.GENERATE_PATH, data=msgspec.json.encode(batch)) as response:
                 if response.status >= 500:
                     raise ServerGone(f"status {response.status}: {await response.text()}")
                 if response.status != 200:
                     raise self._refusal((await response.text()).strip(), f"{len(batch.requests)} requests")
                 async for line in _lines(response.content):
-                    yield read_sample_line(line)
+                    yield protocol.read_sample_line(line)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ServerGone(repr(error)) from error
         finally:
@@ -156,11 +149,10 @@ class GenerationClient:
 
     def _give_up(self, state: RetryCallState) -> None:
         cause = state.outcome.exception() if state.outcome else None
-        raise UserError(
+        raise retryable_error(
             f"the vLLM server ended the connection {state.attempt_number} times: {cause}",
             where=self.where,
             advice=self.advice,
-            exit_code=ExitCode.RETRYABLE,
         ) from cause
 
 

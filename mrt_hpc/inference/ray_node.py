@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import retryable_error
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE, folder_variables
 from mrt_hpc.run.access import cache_variables
 from mrt_hpc.run.network import LOOPBACK, answers
@@ -91,12 +91,11 @@ class RayNode:
 
     def raise_if_ended(self) -> None:
         if (code := self._process.poll()) is not None:
-            raise UserError(
+            raise retryable_error(
                 f"the Ray node of this task ended with status {code}",
                 value=self.place.address,
                 where=self.log,
                 advice="read the end of that log; mrt-hpc submit RUN starts the task again",
-                exit_code=ExitCode.RETRYABLE,
             )
 
     def wait_for_head(self, deadline_s: float, advice: str) -> None:

@@ -63,6 +63,10 @@ class ServerPool:
         return [call.result() for call in running]
 
 
+Servers = VllmServer | ServerPool
+"""The servers of one model that a task samples with: one, or several side by side."""
+
+
 # Spreads the requests of a task over its servers: those of one problem go to the same server, because its prefix cache
 # holds their common beginning; a new problem goes to the server that has the fewest samples to finish.
 

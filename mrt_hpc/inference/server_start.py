@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, UserError, retryable_error
 from mrt_hpc.inference.compiled_code import KEPT, CompiledCode
 from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS
 from mrt_hpc.inference.server_control import CONTROL_TIMEOUT_S, READ_LOG
@@ -375,14 +375,11 @@ def refuse_stranger(path: Path, pid: int) -> None:
             size = struct.calcsize("3i")
             listener, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     except OSError as error:
-        raise UserError(
-            f"no process listens on the server's socket: {error}",
-            where=path,
-            advice=READ_LOG,
-            exit_code=ExitCode.RETRYABLE,
+        raise retryable_error(
+            f"no process listens on the server's socket: {error}", where=path, advice=READ_LOG
         ) from error
     if listener != pid:
-        raise UserError(
+        raise retryable_error(
             "another process listens on the server's socket",
             value=f"process {listener}",
             where=path,
@@ -391,7 +388,6 @@ def refuse_stranger(path: Path, pid: int) -> None:
                 "ps -fp {listener} shows that process; mrt-hpc submit RUN starts the server again, at another socket",
                 listener=listener,
             ),
-            exit_code=ExitCode.RETRYABLE,
         )
 
 

@@ -132,19 +132,13 @@ async def _sample(
 ) -> None:
     """Put a sample, or the refusal, on the queue."""
     try:
-        result = await _final_output(engine, request, request.seeds[j], cache_salt)
-        sample = _served_sample(request, i, j, result)
+        prompt = tokens_input(request.prompt_ids, cache_salt=await cache_salt())
+        outputs = engine.generate(prompt, sampling_params(request, request.seeds[j]), f"mrt-{next(_request_numbers)}")
+        sample = _served_sample(request, i, j, [output async for output in outputs][-1])
         fault = protocol.not_finite(sample)
         finished.put_nowait(sample if fault is None else protocol.ServedSample(i, j, error=fault))
     except Exception as error:  # the error reaches the client, which raises it
         finished.put_nowait(protocol.ServedSample(i, j, error=f"{type(error).__name__}: {error}"))
-
-
-async def _final_output(engine: "EngineClient", request: protocol.Request, seed: int, cache_salt: CacheSalt) -> Any:
-    prompt = tokens_input(request.prompt_ids, cache_salt=await cache_salt())
-    name = f"mrt-{next(_request_numbers)}"
-    outputs = engine.generate(prompt, sampling_params(request, seed), name)
-    return [output async for output in outputs][-1]
 
 
 def sampling_params(request: protocol.Request, seed: int) -> SamplingParams:

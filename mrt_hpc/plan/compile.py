@@ -10,6 +10,7 @@ ended.
 from collections.abc import Sequence
 from functools import partial
 from math import ceil
+from typing import Any
 
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, EvaluationUnit, Job, JobResources, Plan, Role
 from mrt_hpc.plan.site_limits import SHARDS, check_limits, check_segments, fitting_iterations_per_job, fitting_shards
@@ -88,16 +89,7 @@ def _evaluation_plan(recipe: EvaluationRecipe, *, max_array_size: int | None) ->
     """The plan without the site's limit on tasks."""
     units = [unit for version in range(len(recipe.models)) for unit in _units(recipe, version)]
     prepare = Job(name=PREPARE, role=Role.PREPARE, tasks=1, resources=_one_process(recipe.resources.prepare))
-    whole = Job(
-        name=Role.EVALUATION.value,
-        role=Role.EVALUATION,
-        tasks=len(units),
-        evaluations=tuple(units),
-        resources=_one_process(recipe.resources.evaluation),
-        after=_after([prepare]),
-        max_parallel=recipe.resources.evaluation.max_parallel,
-    )
-    evaluation = split_array(whole, max_array_size)
+    evaluation = split_array(_evaluation(recipe, Role.EVALUATION.value, units, prepare), max_array_size)
     jobs = (prepare, *evaluation, _report(recipe, evaluation))
     kind = f"suite {suite}" if (suite := recipe.evaluation.suite) else "unknown"
     return Plan(name=recipe.name, kind=kind, iterations=0, segments=0, jobs=jobs)
@@ -112,16 +104,23 @@ def segment_iterations(recipe: Recipe, segment: int) -> tuple[int, int]:
 def _collection(recipe: Recipe, version: int, after: tuple[Dependency, ...]) -> Job:
     """The job that samples the traces that a run starts or continues from, with that iteration's version."""
     number = collection_of(version)
-    return Job(
-        name=COLLECTION_JOB if number == COLLECTION else f"collection-v{version:06d}.{Role.INFERENCE.value}",
-        role=Role.INFERENCE,
-        tasks=recipe.resources.inference.tasks,
-        first_iteration=number,
-        end_iteration=number + 1,
-        resources=_one_process(recipe.resources.inference, recipe.resources.inference.nodes),
-        after=after,
-        max_parallel=recipe.resources.inference.max_parallel,
-    )
+    name = COLLECTION_JOB if number == COLLECTION else f"collection-v{version:06d}.{Role.INFERENCE.value}"
+    return _inference(recipe, name, after, first_iteration=number, end_iteration=number + 1)
+
+
+def _inference(recipe: Recipe, name: str, after: tuple[Dependency, ...], **segment: int) -> Job:
+    """An array that samples; ``segment`` are the fields of a job that say when."""
+    resources = recipe.resources.inference
+    array = Job(name=name, role=Role.INFERENCE, tasks=resources.tasks, resources=role_resources(recipe, Role.INFERENCE))
+    return array.model_copy(update={"after": after, "max_parallel": resources.max_parallel, **segment})
+
+
+def _evaluation(recipe: Experiment, name: str, units: list[EvaluationUnit], behind: Job, **segment: int) -> Job:
+    """An array that evaluates what the job before it publishes; ``segment`` as in :func:`_inference`."""
+    resources = recipe.resources.evaluation
+    array = Job(name=name, role=Role.EVALUATION, tasks=len(units), resources=_one_process(resources))
+    update = {"evaluations": tuple(units), "after": _after([behind]), "max_parallel": resources.max_parallel}
+    return array.model_copy(update={**update, **segment})
 
 
 def _segment(
@@ -134,45 +133,18 @@ def _segment(
         units: its evaluations.
     """
     first, end = segment_iterations(recipe, segment)
-    resources = recipe.resources
-    start = _starts_after(before)
-    trains = Role.COLOCATED if recipe.is_colocated else Role.TRAINER
-    whole = Job(
-        name=_name(segment, Role.INFERENCE),
-        role=Role.INFERENCE,
-        tasks=resources.inference.tasks,
-        segment=segment,
-        first_iteration=first,
-        end_iteration=end,
-        resources=_one_process(resources.inference, resources.inference.nodes),
-        after=start,
-    )
-    array = whole.model_copy(update={"max_parallel": resources.inference.max_parallel})
-    apart = recipe.algorithm.samples_rollouts and not recipe.is_colocated
-    inference = split_array(array, max_array_size) if apart else []
-    feeding = _after(inference)
-    trainer = whole.model_copy(
-        update={
-            "name": _name(segment, trains),
-            "role": trains,
-            "tasks": 1,
-            "resources": role_resources(recipe, trains),
-            "after": feeding if feeding and recipe.schedule.coupling is Coupling.SEQUENTIAL else start,
-        }
-    )
+    span: dict[str, Any] = {"segment": segment, "first_iteration": first, "end_iteration": end}
+    start, inference = _starts_after(before), list[Job]()
+    if recipe.algorithm.samples_rollouts and not recipe.is_colocated:
+        array = _inference(recipe, _name(segment, Role.INFERENCE), start, **span)
+        inference = split_array(array, max_array_size)
+    role = Role.COLOCATED if recipe.is_colocated else Role.TRAINER
+    after = _after(inference) if inference and recipe.schedule.coupling is Coupling.SEQUENTIAL else start
+    resources = role_resources(recipe, role)
+    trainer = Job(name=_name(segment, role), role=role, tasks=1, resources=resources, after=after, **span)
     if not units:
         return [*inference, trainer]
-    evaluation = whole.model_copy(
-        update={
-            "name": _name(segment, Role.EVALUATION),
-            "role": Role.EVALUATION,
-            "tasks": len(units),
-            "evaluations": tuple(units),
-            "resources": _one_process(resources.evaluation),
-            "after": _after([trainer]),
-            "max_parallel": resources.evaluation.max_parallel,
-        }
-    )
+    evaluation = _evaluation(recipe, _name(segment, Role.EVALUATION), units, trainer, **span)
     return [*inference, trainer, *split_array(evaluation, max_array_size)]
 
 

@@ -62,11 +62,6 @@ class RoleFit:
     def fits(self) -> bool:
         return self.needed <= self.limit
 
-    @property
-    def is_tight(self) -> bool:
-        """Whether it fits, but closer than the estimate's error."""
-        return TIGHT * self.limit < self.needed <= self.limit
-
 
 @dataclass(frozen=True)
 class Fits:
@@ -84,7 +79,7 @@ class Fits:
     @property
     def doubtful(self) -> list[RoleFit]:
         """Tight, or beyond an assumed limit."""
-        return [role for role in self.roles if role.is_tight or (not role.fits and not role.known)]
+        return [role for role in self.roles if role.needed > TIGHT * role.limit and (role.fits or not role.known)]
 
 
 def fits(recipe: Experiment, site: SiteSettings) -> Fits:
@@ -241,10 +236,9 @@ def _servers(
     """One task's servers: each has a share of GPUs, or all share the task's memory."""
     layout, serving = ServerLayout.of(recipe.serving, resources.gpus, nodes_of(resources)), recipe.serving
     gpus, stages = (layout.tensor_parallel, layout.stages) if resources.gpus else (0, 1)
-    gib, batch = (
-        gpu.gib * serving.gpu_memory_utilization if gpus else serving.kv_cache_gib,
-        serving.max_concurrent_sequences,
-    )
+    gib, batch = serving.kv_cache_gib, serving.max_concurrent_sequences
+    if gpus:
+        gib = gpu.gib * serving.gpu_memory_utilization
     memories = []
     for s in servers:
         sizes = s.shape, s.width, s.longest, min(s.mean, s.longest)

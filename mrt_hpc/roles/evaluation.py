@@ -77,9 +77,7 @@ class UnitEvaluation:
 
     def is_passed_over(self) -> bool:
         """Whether the version was removed before its evaluation. Results of other settings stay."""
-        if self.unit.version not in skipped_versions(self.task.layout):
-            return False
-        return not has_samples(self.shard, self.settings)
+        return self.unit.version in skipped_versions(self.task.layout) and not has_samples(self.shard, self.settings)
 
     def is_sampled(self) -> bool:
         """Whether the shard is whole and of these settings; any other is set aside."""
@@ -178,16 +176,9 @@ class UnitEvaluation:
         unit, sampled = self.unit, parts.whole_samples(positions)
         if len(sampled) < len(positions):
             raise DamagedError("parts of an evaluation are not there any more", where=parts.store.directory)
-        won = self.task.retry(
-            lambda: commit_group(
-                self.shard,
-                merge_samples(list(sampled.values())),
-                weights=weights.digest,
-                settings=self.settings.sampled,
-                grader=parts.grader,
-            ),
-            f"the shard {self.shard}",
-        )
+        whole = merge_samples(list(sampled.values()))
+        about = {"weights": weights.digest, "settings": self.settings.sampled, "grader": parts.grader}
+        won = self.task.retry(lambda: commit_group(self.shard, whole, **about), f"the shard {self.shard}")
         kind = EventKind.SHARD_COMMITTED if won else EventKind.SHARD_DISCARDED
         self.task.events.emit(kind, version=unit.version, benchmark=unit.benchmark, shard=unit.shard)
 

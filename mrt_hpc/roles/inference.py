@@ -14,7 +14,8 @@ from pathlib import Path
 
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.inference.server_control import Server, Servers
+from mrt_hpc.inference.server import VllmServer
+from mrt_hpc.inference.server_pool import Servers
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.roles.sampling import rolling_sampler, round_sampler
@@ -80,7 +81,7 @@ class Equipment:
     pool: GraderPool
 
     @property
-    def servers(self) -> list[Server]:
+    def servers(self) -> list[VllmServer]:
         return [*self.server.each, *(self.mu.each if self.mu is not None else ())]
 
 

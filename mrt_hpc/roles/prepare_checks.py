@@ -161,7 +161,9 @@ def _too_long(source: ProblemFile, long: dict[str, int], count: int) -> UserErro
         where=f"{source.field}, {source.path}",
         expected=f"at most {source.max_prompt_tokens} tokens, instruction and chat template included",
         advice=Advice(
-            "mrt-hpc submit RUN --set {at}.max_prompt_tokens={n}, or with --set {at}.long_prompts=drop", at=at, n=tokens
+            "mrt-hpc submit RUN --set {at}.max_prompt_tokens={tokens}, or with --set {at}.long_prompts=drop",
+            at=at,
+            tokens=tokens,
         ),
     )
 

@@ -157,14 +157,8 @@ def records_of(layout: RunLayout, recipe: Experiment, measured: Measurements, na
 def add_samples(layout: RunLayout, recipe: Experiment, record: RunRecord) -> RunRecord:
     samples = trace_samples(layout, recipe, record.summary)
     prefixes, unread = prefix_curves(layout, recipe, record.summary)
-    return replace(
-        record,
-        traces=samples.traces,
-        problems=samples.problems,
-        choice=samples.remarks,
-        prefixes=prefixes,
-        unread=unread,
-    )
+    record = replace(record, traces=samples.traces, problems=samples.problems, choice=samples.remarks)
+    return replace(record, prefixes=prefixes, unread=unread)
 
 
 def model_summaries(layout: RunLayout, recipe: Experiment, measured: Measurements, spent: Spending) -> list[RunSummary]:

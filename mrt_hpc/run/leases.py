@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Self, TypeVar
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import UserError, retryable_error
 from mrt_hpc.recipe.ownership import file_bytes
 from mrt_hpc.run.atomic import create_text, write_json
 from mrt_hpc.run.layout import RunLayout
@@ -92,13 +92,12 @@ class Heart:
                 time.sleep(self._limit_s / BEATS_A_LIMIT)
         if isinstance(self._error, UserError):  # it is no matter of time
             raise self._error
-        raise UserError(
+        raise retryable_error(
             "the heartbeat cannot be written in time",
             where=self.path,
             expected=f"a beat and a look at the claims within {self._limit_s / 2:g} s",
             advice="df -h, and df -i, show whether the disk is full; a slow filesystem needs more "
             "resilience.heartbeat_limit_s; then type the same command again",
-            exit_code=ExitCode.RETRYABLE,
         )
 
 

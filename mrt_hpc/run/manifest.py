@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, ExitCode, UserError, retryable_error
 from mrt_hpc.recipe.ownership import file_bytes
 from mrt_hpc.run.access import share_as_directory
 from mrt_hpc.run.atomic import checksum, checksums, commit_directory, make_folder, temporary_sibling, tree, write_json
@@ -51,11 +51,8 @@ def is_of_the_filesystem(error: BaseException) -> bool:
 
 def unreadable(path: Path, error: Exception) -> UserError:
     """The error for a file that cannot be read now and may be whole."""
-    return UserError(
-        f"the file cannot be read at the moment: {error!r}",
-        where=path,
-        advice=filesystem_advice(error),
-        exit_code=ExitCode.RETRYABLE,
+    return retryable_error(
+        f"the file cannot be read at the moment: {error!r}", where=path, advice=filesystem_advice(error)
     )
 
 

@@ -128,7 +128,8 @@ def read_records(
     defaults = _defaults(record_type)
     if table.schema.names != [name for name in expected.names if name in there or name not in defaults]:
         raise _other_columns(where or source, table.schema.names, str(expected.names))
-    return [record_type(**_restore_enums(row, record_type)) for row in table.to_pylist()]
+    enums = _enum_fields(record_type).items()  # type: ignore[arg-type]
+    return [record_type(**(row | {name: enum(row[name]) for name, enum in enums})) for row in table.to_pylist()]
 
 
 def _read_table(source: Path | BytesIO, where: Path | None, filters: pc.Expression | None) -> pa.Table:
@@ -231,12 +232,6 @@ def _defaults(record_type: type) -> dict[str, Any]:
     fields = dataclasses.fields(record_type)
     made = {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
     return made | {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
-
-
-def _restore_enums(row: dict[str, Any], record_type: type[Any]) -> dict[str, Any]:
-    for name, enum in _enum_fields(record_type).items():  # type: ignore[arg-type]
-        row[name] = enum(row[name])
-    return row
 
 
 @cache

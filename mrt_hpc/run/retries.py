@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, ExitCode, UserError, retryable_error
 
 T = TypeVar("T")
 
@@ -206,12 +206,7 @@ def wait_until(
             check()
         remaining = end - time.monotonic()
         if remaining <= 0:
-            raise UserError(
-                f"gave up waiting for {reason} after {deadline_s:.0f} s",
-                where=where,
-                advice=advice,
-                exit_code=ExitCode.RETRYABLE,
-            )
+            raise retryable_error(f"gave up waiting for {reason} after {deadline_s:.0f} s", where=where, advice=advice)
         time.sleep(min(pause, remaining))
         pause = min(pause * 1.5, longest_pause_s)
     return value

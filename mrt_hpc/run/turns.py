@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import retryable_error
 from mrt_hpc.run.access import is_mine
 
 
@@ -76,11 +76,10 @@ def _own_file(path: Path) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     if os.fstat(descriptor).st_uid != os.geteuid():
         os.close(descriptor)
-        raise UserError(
+        raise retryable_error(
             "the file by which trainer and inference take turns belongs to another user",
             where=path,
             advice="name a folder of your own as scratch in the site profile, and mrt-hpc submit RUN",
-            exit_code=ExitCode.RETRYABLE,
         )
     return descriptor
 
@@ -96,13 +95,12 @@ def try_lock(descriptor: int, path: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        raise UserError(
+        raise retryable_error(
             "the filesystem of the folder for temporary files takes no locks",
             where=path,
             value=f"flock: {error.strerror or error}",
             expected="a folder on a disk of the node",
             advice="name such a folder as scratch in the site profile (on this machine: set TMPDIR), and type the same "
             "mrt-hpc submit RUN; mrt-hpc doctor --on-node tries it",
-            exit_code=ExitCode.RETRYABLE,
         ) from error
     return True

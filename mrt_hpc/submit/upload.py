@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 from mrt_hpc.attempt.ledger import claim_run
 from mrt_hpc.backends.queued_jobs import refuse_live
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, UserError, retryable_error
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.layout import RunLayout
@@ -51,14 +51,13 @@ def _run(command: list[str], layout: RunLayout) -> None:
 
 
 def _not_uploaded(layout: RunLayout, what: str) -> UserError:
-    return UserError(
+    return retryable_error(
         what,
         where=layout.offline_runs,
         expected="a machine with network access that is logged in to W&B (wandb login)",
         advice=Advice(
             "mrt-hpc sync {run} again: it uploads what is left; the run itself needs nothing of it", run=layout.root
         ),
-        exit_code=ExitCode.RETRYABLE,
     )
 
 

@@ -202,15 +202,8 @@ class TrainerEngine:
             return likelihood_loss(logprobs, batch.advantages, entropy)
         with torch.no_grad():
             reference = None if self.reference is None else self.reference(batch, micro_step.chunks)[0]
-        return policy_loss(
-            logprobs,
-            logprobs.detach() if old_logprobs is None else old_logprobs,
-            batch.behaviour_logprobs,
-            batch.advantages,
-            entropy,
-            self.settings.training,
-            reference,
-        )
+        old, settings = logprobs.detach() if old_logprobs is None else old_logprobs, self.settings.training
+        return policy_loss(logprobs, old, batch.behaviour_logprobs, batch.advantages, entropy, settings, reference)
 
     @torch.no_grad()
     def logprobs(self, mini_batch: MiniBatch) -> list[torch.Tensor]:

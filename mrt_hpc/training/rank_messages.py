@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed
 
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, ExitCode, UserError, retryable_error
 from mrt_hpc.run.retries import FLEETING, FULL, error_number
 
 Json = None | bool | int | float | str | list[Any] | dict[str, Any]
@@ -86,13 +86,12 @@ def _shared_error(error: Exception) -> Exception:
         return error
     if (number := error_number(error)) in FULL | FLEETING:
         return OSError(number, f"{error} (on rank {rank})", getattr(error, "filename", None))  # shortage asks about it
-    return UserError(
+    return retryable_error(
         f"rank {rank} failed: {type(error).__name__}: {error}",
         where=f"rank {rank} on {socket.gethostname()}",
         advice=Advice(
             "read the traceback in the log of rank {rank}; mrt-hpc submit RUN, which runs the task again", rank=rank
         ),
-        exit_code=ExitCode.RETRYABLE,
     )
 
 

@@ -31,7 +31,7 @@ import torch
 from torch import distributed
 from torch._C._distributed_c10d import FileStore, HashStore, Store
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import UserError, retryable_error
 from mrt_hpc.run.access import is_private
 from mrt_hpc.run.atomic import make_folder, write_json
 from mrt_hpc.run.network import GLOO_INTERFACE, ON_LOOPBACK, gloo_interface
@@ -109,13 +109,12 @@ def _connect(ranks: Ranks, store: Store, timeout: timedelta) -> None:
     seconds = timeout.total_seconds()
     wait_until(made.done, reason="the connections between the ranks", deadline_s=seconds, advice=REACH)
     if isinstance(error := made.exception(), RuntimeError):
-        raise UserError(
+        raise retryable_error(
             "the ranks of this task do not reach each other",
             value=str(error),
             where=f"{socket.gethostname()}, interface {os.environ.get(GLOO_INTERFACE, 'of the host name')}",
             expected="nodes that reach each other's ports over this interface",
             advice=REACH,
-            exit_code=ExitCode.RETRYABLE,
         ) from error
     made.result()
 
@@ -182,13 +181,12 @@ def _find_folder(address_file: Path, timeout: timedelta) -> Path:
 
 def _require_private(folder: Path) -> None:
     if not is_private(folder):
-        raise UserError(
+        raise retryable_error(
             "the folder in which the ranks meet is not there, or other users may enter it",
             where=folder,
             expected="a folder of this user alone, which all ranks see under this path",
             advice="nothing: the task runs again, with another folder; if that does not help, set TMPDIR to a folder "
             "that all ranks of a node share",
-            exit_code=ExitCode.RETRYABLE,
         )
 
 
@@ -215,11 +213,10 @@ def _proof(key: bytes, sender: int, receiver: int) -> torch.Tensor:
 
 
 def _stranger(what: str) -> UserError:
-    return UserError(
+    return retryable_error(
         "a process that is no rank of this attempt has connected to one, or a rank has ended",
         value=what,
         where=socket.gethostname(),
         expected="a proof of each rank that it has read the key of this attempt",
         advice="read the logs of the other ranks; the task runs again by itself, and so does mrt-hpc submit RUN",
-        exit_code=ExitCode.RETRYABLE,
     )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, UserError, retryable_error
 from mrt_hpc.inference.ray_node import RayNode, RayPlace
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import write_json
@@ -222,11 +222,10 @@ def _advice(task: Task) -> str:
 
 def _require_ray() -> None:
     if importlib.util.find_spec("ray") is None:
-        raise UserError(
+        raise retryable_error(
             "a task of several nodes needs Ray, which the Python of this task lacks",
             value=sys.executable,
             where="resources.inference.nodes",
             expected="the Python of an environment that env/setup made, or an image",
             advice="run env/setup again, or set resources.inference.nodes to 1; then mrt-hpc submit RUN",
-            exit_code=ExitCode.RETRYABLE,
         )

@@ -269,17 +269,10 @@ class GroupFinisher:
         samples = range(recipe.algorithm.group_size(recipe, iteration))  # what readers ask for
         path = layout.group(iteration, claim.position)
         refuse_other_samples(sampled, sampled.rollouts[0].problem_id, samples, path)
-        return self.task.retry(
-            lambda: commit_sampled(
-                layout,
-                iteration,
-                claim.position,
-                sampled,
-                holder=self.work.leases.mine.as_json(),
-                weights={"version": claim.weights.version, "digest": claim.weights.digest},
-            ),
-            f"group {claim.position} of iteration {iteration}",
-        )
+        weights = {"version": claim.weights.version, "digest": claim.weights.digest}
+        about = {"holder": self.work.leases.mine.as_json(), "weights": weights}
+        committing = partial(commit_sampled, layout, iteration, claim.position, sampled, **about)
+        return self.task.retry(committing, f"group {claim.position} of iteration {iteration}")
 
     def _record_end(self, position: int, sampled: Sampled, won: bool) -> None:
         kind = EventKind.GROUP_COMMITTED if won else EventKind.GROUP_DISCARDED

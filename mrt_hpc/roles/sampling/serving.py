@@ -14,8 +14,7 @@ from mrt_hpc.inference.client import GenerationClient, connect
 from mrt_hpc.inference.compiled_code import shared_folder
 from mrt_hpc.inference.sampler import Generator
 from mrt_hpc.inference.server import VllmServer
-from mrt_hpc.inference.server_control import Server, Servers
-from mrt_hpc.inference.server_pool import ServerPool, spread_over
+from mrt_hpc.inference.server_pool import ServerPool, Servers, spread_over
 from mrt_hpc.inference.server_start import ServerProcess, ServerSettings
 from mrt_hpc.recipe.base import NumberFormat
 from mrt_hpc.recipe.sections import ServerLayout
@@ -33,7 +32,7 @@ class Rest:
     """Lets servers sleep and wakes them. A task with its own GPUs never rests."""
 
     turn: Turn
-    servers: Sequence[Server]
+    servers: Sequence[VllmServer]
     _asleep: bool = field(default=False, init=False)
 
     def begin(self) -> None:
@@ -80,7 +79,7 @@ LOOK_EVERY_S = 0.2
 """Between looks at the counters of a server that has not sampled yet."""
 
 
-async def record_first_token(task: Task, server: Server, client: GenerationClient) -> None:
+async def record_first_token(task: Task, server: VllmServer, client: GenerationClient) -> None:
     """Record an attempt's first token, once: the server's counters show it while the client has work, and a long sample
     arrives long after it.
     """
@@ -217,7 +216,7 @@ async def client_of(task: Task, servers: Servers) -> AsyncIterator[Generator]:
 
 @asynccontextmanager
 async def _connect_client(
-    task: Task, server: Server, watches: list[asyncio.Task[None]]
+    task: Task, server: VllmServer, watches: list[asyncio.Task[None]]
 ) -> AsyncIterator[GenerationClient]:
     """A client of one server; its watcher joins ``watches``."""
     limit_s = task.experiment.serving.stall_limit_s
@@ -243,7 +242,7 @@ async def _connect_client(
 
 
 async def restart_when_hung(
-    server: Server, client: GenerationClient, limit_s: float, restart: Callable[[], Awaitable[None]]
+    server: VllmServer, client: GenerationClient, limit_s: float, restart: Callable[[], Awaitable[None]]
 ) -> None:
     """Watch a server's counters until cancelled, and restart it when they stand still while it has work. A failed
     restart is repeated.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Lock, Thread
 
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, UserError, retryable_error
 from mrt_hpc.plan.jobs import Plan, Role
 from mrt_hpc.roles.task.context import LONGEST_LOOK_S, Task
 from mrt_hpc.run.access import is_mine
@@ -275,11 +275,8 @@ def _stamps(directories: Iterable[Path]) -> list[FileStamp]:
 
 def _stamp(file: Path) -> FileStamp:
     """It opens the file: a network filesystem then asks its server, not its cache."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        status = os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
+    with file.open("rb") as stream:
+        status = os.fstat(stream.fileno())
     return str(file), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
@@ -364,11 +361,10 @@ def collecting_weights(task: Task, version: int) -> Weights:
                 advice="the same submit command with another --run directory, which makes a run of its own",
             ) from damage
         task.reopen(trainer_to(task.plan, version), f"weights version {version}, which a collection needs, was damaged")
-        raise UserError(
+        raise retryable_error(
             f"weights version {version}, which a collection is sampled with, was damaged: {damage.what}",
             where=damage.where,
             advice="mrt-hpc submit RUN: the trainer publishes it again",
-            exit_code=ExitCode.RETRYABLE,
         ) from damage
 
 

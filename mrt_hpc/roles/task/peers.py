@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, ExitCode, UserError, retryable_error
 from mrt_hpc.plan.jobs import Job
 from mrt_hpc.recipe.sections import Resilience
 from mrt_hpc.run.layout import RunLayout
@@ -127,10 +127,9 @@ class PeerWait:
         if lives == {PeerStatus.FAILED}:
             raise PeersFailedError(self.reason, self.peers, status)
         if lives <= {PeerStatus.DONE, PeerStatus.FAILED} and waited_s > self.limits.heartbeat_limit_s:
-            raise UserError(
+            raise retryable_error(
                 f"{self.peers.names} has ended, so this task cannot get {self.reason}",
                 advice=Advice("{status}, and mrt-hpc submit RUN", status=status),
-                exit_code=ExitCode.RETRYABLE,
             )
         if self.gone(tuple(job.name for job in self.peers.jobs)):
             what = "has left the queue and will not start again"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mrt_hpc.analysis.measures import IterationMetrics
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, UserError, retryable_error
 from mrt_hpc.roles.task.context import STATE, Task
 from mrt_hpc.run.archive import archive_groups
 from mrt_hpc.run.atomic import is_temporary, remove_leftovers, write_json
@@ -272,12 +272,11 @@ class TrainingArtifacts:
             raise self._superseded_error("has written this", where=path)
 
     def _superseded_error(self, what: str, **facts: Any) -> UserError:
-        return UserError(
+        return retryable_error(
             f"another attempt of this task {what}, because this attempt seemed to be lost",
             advice=Advice(
                 "nothing: the other attempt continues; mrt-hpc status {run} shows it", run=self.task.layout.root
             ),
-            exit_code=ExitCode.RETRYABLE,
             **facts,
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 from mrt_hpc.algorithms.base import RolloutAlgorithm, SupervisedAlgorithm
 from mrt_hpc.algorithms.batch import Batch, Learnt, batch_of
 from mrt_hpc.algorithms.samples import SampleSource, write_samples
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, UserError, retryable_error
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.mrt.sft import Conversation, MaskedTokens, Suffix
@@ -181,11 +181,10 @@ class RolloutReader:
             self.task.reopen(lives, f"groups of iteration {self.iteration} were found damaged, or gone, after its end")
 
     def _not_as_first_seen(self) -> UserError:
-        return UserError(
+        return retryable_error(
             f"the groups of iteration {self.iteration} are not what the first rank saw",
             where=self.task.layout.groups(self.iteration),
             advice="mrt-hpc submit RUN, once all nodes see the same files",
-            exit_code=ExitCode.RETRYABLE,
         )
 
     def _learn_batch(self, batch: Batch) -> Learnt:
