@@ -301,17 +301,13 @@ def resolve_request(
     beside = (("--run", run, "in its own directory", ""), ("--data", data, "with its own data", " --run DIR"))
     for option, given, own, also in beside:
         if given is not None:
+            then = "{again}; for another run: mrt-hpc submit RECIPE {words}{also}"
             raise UserError(
                 f"a run is continued {own}",
                 value=str(given),
                 where=option,
                 expected=f"no {option} beside a run directory",
-                advice=Advice(
-                    "{again}; for another run: mrt-hpc submit RECIPE {words}{also}",
-                    again=layout.again,
-                    words=[option, given],
-                    also=Advice(also),
-                ),
+                advice=Advice(then, again=layout.again, words=[option, given], also=Advice(also)),
             )
     if shape is not None:
         overrides = shape_changes(shape, partial(_begun_recipe, layout), overrides)

@@ -150,6 +150,10 @@ class UserError(Exception):
         return partial(UserError, self.what, **self._facts()), ()
 
 
+retryable_error = partial(UserError, exit_code=ExitCode.RETRYABLE)
+"""Of something that may be otherwise when it is tried again."""
+
+
 def error_line(error: BaseException) -> str:
     """An error in a line, with the place where it was raised. In the user's own code that is the line from which the
     package was called.

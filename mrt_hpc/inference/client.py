@@ -14,16 +14,9 @@ import aiohttp
 import msgspec
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.inference.protocol import (
-    GENERATE_PATH,
-    NOT_FINITE,
-    Request,
-    RequestBatch,
-    SamplingSettings,
-    ServedSample,
-    read_sample_line,
-)
+from mrt_hpc.errors import UserError, retryable_error
+from mrt_hpc.inference import protocol
+from mrt_hpc.inference.protocol import Request, RequestBatch, SamplingSettings, ServedSample
 from mrt_hpc.inference.server_control import READ_LOG, URL
 from mrt_hpc.run.records import SLIGHTLY_ABOVE_ONE, FinishReason
 
@@ -107,7 +100,9 @@ class GenerationClient:
 
     async def _attempt(self, requests: Sequence[Request], waiting: set[tuple[int, int]]) -> AsyncIterator[Completion]:
         """Send the requests of the samples in ``waiting``; the caller removes those that arrive."""
-        places = _samples_by_request(waiting)
+        places: dict[int, list[int]] = {}
+        for i, j in sorted(waiting):
+            places.setdefault(i, []).append(j)
         kept = [(i, [requests[i].seeds[j] for j in js]) for i, js in places.items()]
         batch = RequestBatch([msgspec.structs.replace(requests[i], seeds=seeds) for i, seeds in kept])
         started = time.time()
@@ -117,9 +112,18 @@ class GenerationClient:
                 raise ServerGone(f"sample {j} of request {i} arrived twice")
             if (reason := _reason_of_refusal(sample)) is not None:
                 prompt = f"a prompt of {len(requests[i].prompt_ids)} tokens"
-                if reason.startswith(NOT_FINITE):
-                    raise self._not_finite(reason, f"{prompt}, seed {requests[i].seeds[j]}")
-                raise self._refusal(reason, prompt)
+                if not reason.startswith(protocol.NOT_FINITE):
+                    raise self._refusal(reason, prompt)
+                # It is not asked for again: the same seed with the same weights gives the same.
+                raise UserError(
+                    f"the vLLM server computes numbers that are not finite ({reason})",
+                    value=f"{prompt}, seed {requests[i].seeds[j]}",
+                    where=self.where,
+                    expected="finite log-probabilities",
+                    advice="where activations overflow, another number format helps: --set serving.dtype=bfloat16 (or "
+                    "float32) with another --run directory; else look for NaN and infinities in the weights that it "
+                    "serves",
+                )
             yield _completion(sample, requests[i], i, j, started)
         if waiting:
             raise ServerGone("the response ended early")
@@ -127,13 +131,13 @@ class GenerationClient:
     async def _samples(self, batch: RequestBatch) -> AsyncIterator[ServedSample]:
         self.unfinished += 1
         try:
-            async with self.http.post(GENERATE_PATH, data=msgspec.json.encode(batch)) as response:
+            async with self.http.post(protocol.GENERATE_PATH, data=msgspec.json.encode(batch)) as response:
                 if response.status >= 500:
                     raise ServerGone(f"status {response.status}: {await response.text()}")
                 if response.status != 200:
                     raise self._refusal((await response.text()).strip(), f"{len(batch.requests)} requests")
                 async for line in _lines(response.content):
-                    yield read_sample_line(line)
+                    yield protocol.read_sample_line(line)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ServerGone(repr(error)) from error
         finally:
@@ -143,24 +147,12 @@ class GenerationClient:
         what = f"the vLLM server refused a request: {reason}"
         return UserError(what, value=value, where=self.where, advice=self.advice)
 
-    def _not_finite(self, reason: str, value: str) -> UserError:
-        """The sample is not asked for again: the same seed with the same weights gives the same."""
-        return UserError(
-            f"the vLLM server computes numbers that are not finite ({reason})",
-            value=value,
-            where=self.where,
-            expected="finite log-probabilities",
-            advice="where activations overflow, another number format helps: --set serving.dtype=bfloat16 (or float32) "
-            "with another --run directory; else look for NaN and infinities in the weights that it serves",
-        )
-
     def _give_up(self, state: RetryCallState) -> None:
         cause = state.outcome.exception() if state.outcome else None
-        raise UserError(
+        raise retryable_error(
             f"the vLLM server ended the connection {state.attempt_number} times: {cause}",
             where=self.where,
             advice=self.advice,
-            exit_code=ExitCode.RETRYABLE,
         ) from cause
 
 
@@ -193,13 +185,6 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line
-
-
-def _samples_by_request(waiting: set[tuple[int, int]]) -> dict[int, list[int]]:
-    places: dict[int, list[int]] = {}
-    for i, j in sorted(waiting):
-        places.setdefault(i, []).append(j)
-    return places
 
 
 def _place(sample: ServedSample, places: Sequence[Sequence[int]], requests: Sequence[int]) -> tuple[int, int]:

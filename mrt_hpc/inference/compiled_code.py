@@ -103,7 +103,10 @@ class CompiledCode:
         try:
             with self._verified_stream() as stream, zipfile.ZipFile(stream) as archive:
                 archive.extractall(unpacked)
-                _relocate(unpacked, archive.comment, os.fsencode(self.place))
+                # Triton records the paths of a kernel's files, as Inductor does in its bundles.
+                for file in unpacked.rglob("*.json"):
+                    if archive.comment in (text := file.read_bytes()):
+                        file.write_bytes(text.replace(archive.comment, os.fsencode(self.place)))
             unpacked.rename(self.place)
             os.utime(self.archive)
         except ValueError as error:
@@ -193,13 +196,6 @@ def shared_folder() -> Path | None:
             ),
         )
     return Path(named)
-
-
-def _relocate(folder: Path, old: bytes, new: bytes) -> None:
-    """Rewrite the paths that Triton records of a kernel's files, as Inductor does in its bundles."""
-    for file in folder.rglob("*.json"):
-        if old in (text := file.read_bytes()):
-            file.write_bytes(text.replace(old, new))
 
 
 def _is_alone(lock: IO[str]) -> bool:

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.tokens import BYTE_LEVEL_SPACE, SPACE_MARK, load_tokenizer
-from mrt_hpc.recipe.chat_template import (
-    COMPLETION,
-    QUESTION,
-    CheckedTemplate,
-    open_thought,
-    render_context,
-    template_text,
-    user,
-)
+from mrt_hpc.recipe import chat_template as chat
+from mrt_hpc.recipe.chat_template import COMPLETION, QUESTION, CheckedTemplate, open_thought
 from mrt_hpc.recipe.model_files import named_stops
 from mrt_hpc.recipe.sections import Prompt
 from mrt_hpc.run.problems import SolvedProblem, examples_before, read_examples
@@ -48,7 +41,7 @@ class Prompter:
         token.
         """
         tokenizer = load_tokenizer(directory)
-        tokenizer.chat_template = template_text(directory, prompt)
+        tokenizer.chat_template = chat.template_text(directory, prompt)
         stops = (*stop_tokens(directory, tokenizer), *_further_stops(tokenizer, prompt))
         if not stops:
             raise UserError(
@@ -59,7 +52,11 @@ class Prompter:
             )
         examples = read_examples(Path(prompt.examples)) if prompt.examples is not None and prompt.shots else []
         prompter = Prompter(tokenizer, prompt, tuple(dict.fromkeys(stops)), tuple(examples))
-        return replace(prompter, stop_token_ids=(*prompter.stop_token_ids, *prompter.unnamed_stops()))
+        between, at_end = prompter._tokens_after_answer
+        if not {*stops}.isdisjoint((*between, *at_end[:1])):
+            return prompter
+        # No stop token follows an answer, behind which the model would write on.
+        return replace(prompter, stop_token_ids=(*prompter.stop_token_ids, *between[:1]))
 
     def text(self, problem: str) -> str:
         return self._question_prompt(problem + self.prompt.instruction, self.shots(problem))
@@ -90,7 +87,7 @@ class Prompter:
         """The chat template may fail in any way."""
         return str(
             self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=open_next, **render_context(self.prompt)
+                list(messages), tokenize=False, add_generation_prompt=open_next, **chat.render_context(self.prompt)
             )
         )
 
@@ -104,7 +101,7 @@ class Prompter:
         """
         if self.template is None:
             return open_thought(f"\n\n{question}\n\n", self.prompt.thought_start)
-        text = self.template.render([user("1"), {"role": "assistant", "content": COMPLETION}, user(question)], True)
+        text = self.template.render([chat.user("1"), chat.assistant(COMPLETION), chat.user(question)], True)
         _, marker, between = text.partition(COMPLETION)
         if not marker:
             raise UserError(
@@ -147,11 +144,6 @@ class Prompter:
     def _first_ids(self) -> list[int]:
         whole, own = list(self.tokenizer.encode("7", add_special_tokens=True)), self._plain_ids("7")
         return next((whole[:n] for n in range(len(whole)) if whole[n : n + len(own)] == own), [])
-
-    def unnamed_stops(self) -> list[int]:
-        """The template's end of an answer, where no stop token follows an answer: the model would write on."""
-        between, at_end = self._tokens_after_answer
-        return [] if set(self.stop_token_ids) & {*between, *at_end[:1]} else between[:1]
 
     @cached_property
     def _tokens_after_answer(self) -> tuple[list[int], list[int]]:

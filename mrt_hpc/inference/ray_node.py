@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import retryable_error
 from mrt_hpc.inference.server_main import DIRECTORY_VARIABLE, OWNER_VARIABLE, folder_variables
 from mrt_hpc.run.access import cache_variables
 from mrt_hpc.run.network import LOOPBACK, answers
@@ -70,7 +70,9 @@ class RayNode:
     _process: subprocess.Popen[bytes] = field(init=False, repr=False)
 
     def __enter__(self) -> Self:
-        self._directory = _short_directory()
+        parent = tempfile.gettempdir()
+        parent = parent if len(parent) <= LONGEST_FOLDER else "/tmp"
+        self._directory = Path(tempfile.mkdtemp(prefix="mrt-ray-", dir=parent))
         words = [sys.executable, "-m", "mrt_hpc.inference.ray_node_main", *self._arguments()]
         self._process = start_process(words, self.log, self._environment(), leads=True)
         return self
@@ -89,12 +91,11 @@ class RayNode:
 
     def raise_if_ended(self) -> None:
         if (code := self._process.poll()) is not None:
-            raise UserError(
+            raise retryable_error(
                 f"the Ray node of this task ended with status {code}",
                 value=self.place.address,
                 where=self.log,
                 advice="read the end of that log; mrt-hpc submit RUN starts the task again",
-                exit_code=ExitCode.RETRYABLE,
             )
 
     def wait_for_head(self, deadline_s: float, advice: str) -> None:
@@ -111,11 +112,10 @@ class RayNode:
         )
 
     def _arguments(self) -> list[str]:
-        where = (
-            ["--head", f"--port={self.place.head.rpartition(':')[2]}", "--include-dashboard=false", "--no-monitor"]
-            if self.place.is_head
-            else [f"--address={self.place.head}"]
-        )
+        where = [f"--address={self.place.head}"]
+        if self.place.is_head:
+            port = self.place.head.rpartition(":")[2]
+            where = ["--head", f"--port={port}", "--include-dashboard=false", "--no-monitor"]
         return [
             "--block",
             *where,
@@ -149,8 +149,3 @@ class RayNode:
         if self.place.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.place.gpus)
         return environment
-
-
-def _short_directory() -> Path:
-    parent = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="mrt-ray-", dir=parent if len(parent) <= LONGEST_FOLDER else "/tmp"))

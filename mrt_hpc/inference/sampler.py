@@ -74,6 +74,7 @@ class TraceCutter:
         pieces = self.tokens.pieces(completion.token_ids[:-1] if stopped else completion.token_ids)
         whole = start.prefix + b"".join(pieces)
         _, answer = thought_and_answer(whole, self.plan.thought_end)
+        thinking = tokens_within(pieces, len(thought_and_answer(b"".join(pieces), self.plan.thought_end)[0]))
         if start.forced and not self.plan.thought_end:  # a box in the prefix is not the answer
             answer = start.answer_start.encode() + b"".join(pieces)
         return SampledTrace(
@@ -83,13 +84,9 @@ class TraceCutter:
             sample=sample,
             text=whole.decode(errors="replace"),
             answer_text=(whole if answer is None else answer).decode(errors="replace"),
-            boundaries=[0] if start.forced else self._boundaries(pieces),
+            boundaries=[0] if start.forced else cut_episodes(pieces[:thinking], self.plan.rule),
             completion=completion,
         )
-
-    def _boundaries(self, pieces: Sequence[bytes]) -> list[int]:
-        thought, _ = thought_and_answer(b"".join(pieces), self.plan.thought_end)
-        return cut_episodes(pieces[: tokens_within(pieces, len(thought))], self.plan.rule)
 
 
 @dataclass(frozen=True)
@@ -172,12 +169,16 @@ class RolloutSampler:
                 tasks.create_task(self._trace(traces, tasks, done))
             return
         starts = part.starts
-        requests = [self._request(part.group, number, samples) for number, samples in starts]
+        requests = []
+        for number, samples in starts:
+            start, problem = part.group.starts[number], part.group.problem.id
+            seeds = [self.plan.rollout_seed(problem, self._number(sample)) for sample in samples]
+            requests.append(Request(start.context_ids, seeds, start.settings, family=problem))
         async for completion in self.generator.stream(requests):
             self.room.release()
             number, samples = starts[completion.request]
             start, sample = part.group.starts[number], self._number(samples[completion.sample])
-            trace = self._cutter.cut(part.group, start, sample, completion)
+            trace = TraceCutter(self.tokens, self.plan).cut(part.group, start, sample, completion)
             tasks.create_task(self._value(trace, done))
 
     async def _trace(
@@ -188,18 +189,9 @@ class RolloutSampler:
             tasks.create_task(self._value(trace, done))
         self.room.release()
 
-    @property
-    def _cutter(self) -> TraceCutter:
-        return TraceCutter(self.tokens, self.plan)
-
     def _number(self, sample: int) -> int:
         """The number among all samples of its problem, earlier sessions included."""
         return self.plan.first_sample + sample
-
-    def _request(self, group: PromptedGroup, number: int, samples: range) -> Request:
-        start = group.starts[number]
-        seeds = [self.plan.rollout_seed(group.problem.id, self._number(sample)) for sample in samples]
-        return Request(start.context_ids, seeds, start.settings, family=group.problem.id)
 
     async def _value(self, trace: SampledTrace, done: asyncio.Queue[SampledTrace | None]) -> None:
         asked = self.valuer if trace.counts else None  # regret is made of the results of samples

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import httpx
 
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, retryable_error
 from mrt_hpc.inference import server_start
 from mrt_hpc.inference.server_control import ServerControl, refuse_no_weights
 from mrt_hpc.recipe.sections import WeightSwap
@@ -56,6 +56,7 @@ class VllmServer:
     """A process that loads vLLM already, for the first start."""
     starts: int = 0
     is_loading: bool = field(default=False, init=False)
+    """It loads weights, and then samples nothing."""
     _restarting: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _model_dir: Path = field(init=False, repr=False)
     _closed: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
@@ -83,10 +84,12 @@ class VllmServer:
 
     @property
     def each(self) -> "tuple[VllmServer]":
+        """As of a :class:`~mrt_hpc.inference.server_pool.ServerPool`."""
         return (self,)
 
     @property
     def pid(self) -> int | None:
+        """The API server's process; None while none runs."""
         return self._process.pid if self._process else None
 
     def __enter__(self) -> Self:
@@ -172,13 +175,8 @@ class VllmServer:
     def _load(self, directory: Path, version: int, swap: WeightSwap) -> dict[str, Any]:
         settings = self.settings
         try:
-            report = self.control.load(
-                directory,
-                version,
-                swap=swap,
-                pause_deadline_s=settings.pause_deadline_s,
-                read_deadline_s=settings.start_deadline_s,  # it reads a whole model, as at its start
-            )
+            deadlines = settings.pause_deadline_s, settings.start_deadline_s  # it reads a whole model, as at its start
+            report = self.control.load(directory, version, *deadlines, swap=swap)
         except BaseException:
             self._end_process()  # no sample may come from a partly loaded model
             raise
@@ -186,10 +184,14 @@ class VllmServer:
         return report
 
     def sleep(self) -> None:
+        """Free its GPUs' memory: weights go to the node's memory, and the key-value cache is dropped. On CPU it does
+        nothing.
+        """
         if self.settings.sleeps and not server_start.is_on_cpu():
             self.control.sleep(self.settings.pause_deadline_s)
 
     def wake_up(self) -> None:
+        """Take the memory back, with the weights as they were."""
         if self.settings.sleeps and not server_start.is_on_cpu():
             self.control.wake_up(self.settings.pause_deadline_s)
 
@@ -228,11 +230,10 @@ class VllmServer:
 
     def _raise_if_closed(self) -> None:
         if self._closed.is_set():
-            raise UserError(
+            raise retryable_error(
                 "the vLLM server was closed",
                 where=self.log,
                 advice="nothing where the task was asked to end; mrt-hpc submit RUN starts the server again",
-                exit_code=ExitCode.RETRYABLE,
             )
 
     def _raise_if_dead(self) -> None:
@@ -240,12 +241,11 @@ class VllmServer:
             code = self._process.status if self._process else None
             said = self._log_tail(_CAUSE_BYTES)
             lacks = next((f"{what}; " for cause, what in NODE_LACKS.items() if cause in said), "")
-            raise UserError(
+            raise retryable_error(
                 f"the vLLM server ended with status {code} before it answered:\n{self._log_tail(_LOG_TAIL_BYTES)}",
                 value=f"model {self._model_dir}",
                 where=self.log,
                 advice=Advice("{lacks}{read_log}", lacks=Advice(lacks), read_log=Advice(READ_LOG)),
-                exit_code=ExitCode.RETRYABLE,
             )
 
     def _log_tail(self, size: int) -> str:

@@ -1,14 +1,13 @@
 """The control routes of a vLLM server: health, counters, new weights."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import httpx
 import msgspec
 
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, UserError, retryable_error
 from mrt_hpc.inference.protocol import PAUSE_PATH
 from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.run.retries import list_directory
@@ -21,52 +20,6 @@ READ_LOG = "read the end of the server's log; mrt-hpc submit RUN starts the serv
 T = TypeVar("T")
 URL = "http://vllm"
 """Behind a Unix socket the host means nothing."""
-
-
-class Servers(Protocol):
-    """The servers of one model that a task samples with: one, or several side by side."""
-
-    @property
-    def each(self) -> "Sequence[Server]":
-        """All of them."""
-
-    def load_weights(self, directory: Path, version: int, swap: WeightSwap = WeightSwap.DRAIN) -> dict[str, Any]:
-        """Load new weights into the running model; ``swap`` says what happens to running samples."""
-
-    def close(self) -> None:
-        """End all of them."""
-
-
-class Server(Servers, Protocol):
-    @property
-    def control(self) -> "ServerControl":
-        """The client of its control routes."""
-
-    @property
-    def pid(self) -> int | None:
-        """The API server's process; None while none runs."""
-
-    @property
-    def weights_version(self) -> int:
-        """The version loaded last."""
-
-    @property
-    def is_loading(self) -> bool:
-        """Whether it loads weights; it then samples nothing."""
-
-    def sleep(self) -> None:
-        """Free its GPUs' memory: weights go to the node's memory, and the key-value cache is dropped. On CPU it does
-        nothing.
-        """
-
-    def wake_up(self) -> None:
-        """Take the memory back, with the weights as they were."""
-
-    def restart_if_dead(self) -> bool:
-        """Return whether it was restarted."""
-
-    def restart(self) -> None:
-        """Restart in any state."""
 
 
 class _Cleared(msgspec.Struct):
@@ -118,13 +71,7 @@ class ServerControl:
         self.request("/wake_up", timeout=deadline_s)
 
     def load(
-        self,
-        directory: Path,
-        version: int,
-        *,
-        swap: WeightSwap = WeightSwap.DRAIN,
-        pause_deadline_s: float,
-        read_deadline_s: float,
+        self, directory: Path, version: int, pause_deadline_s: float, read_deadline_s: float, *, swap: WeightSwap
     ) -> dict[str, Any]:
         """Load new weights into the running model; later samples find no cached prefix of the old ones. Every worker
         verifies its embedding and output head. Returns the first worker's report: ``seconds`` and ``directory``.
@@ -181,21 +128,19 @@ class ServerControl:
             return http.request(method, f"{URL}{path}", headers=headers, **arguments)
 
     def _failure(self, what: str, path: str) -> UserError:
-        return UserError(what, value=path, where=self.where, advice=self.advice, exit_code=ExitCode.RETRYABLE)
+        return retryable_error(what, value=path, where=self.where, advice=self.advice)
 
 
 def refuse_no_weights(directory: Path) -> None:
     """The directory needs a configuration and weights."""
     if not (directory / "config.json").is_file() or not list_directory(directory, "*.safetensors"):
-        expected = "config.json and *.safetensors"
-        raise UserError(
+        raise retryable_error(
             "the directory holds no weights to load",
             where=directory,
-            expected=expected,
+            expected="config.json and *.safetensors",
             advice=Advice(
                 "ls {directory} shows what is there; mrt-hpc submit RUN, which runs the task again", directory=directory
             ),
-            exit_code=ExitCode.RETRYABLE,
         )
 
 

@@ -4,7 +4,7 @@ hangs is restarted alone. All requests of a problem go to one server.
 
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -51,23 +51,20 @@ class ServerPool:
         failure. A signal that ends the task ends all servers; so does the first failure with ``until_failure``.
         """
         with ThreadPoolExecutor(len(work), thread_name_prefix="server") as threads:
-            running = [threads.submit(call) for call in work]
+            left = set(running := [threads.submit(call) for call in work])
             try:
-                _wait_for(running, until_failure=until_failure)
+                while left:  # signals are heeded between two waits
+                    done, left = wait(left, _LOOK_EVERY_S, FIRST_EXCEPTION)
+                    for call in done if until_failure else ():
+                        call.result()
             except BaseException:
                 self.close()
                 raise
         return [call.result() for call in running]
 
 
-def _wait_for(running: Sequence[Future[Any]], *, until_failure: bool) -> None:
-    """Wait for all work, or the first failure, which is raised. Signals are heeded meanwhile."""
-    left = set(running)
-    while left:
-        done, left = wait(left, _LOOK_EVERY_S, FIRST_EXCEPTION)
-        if until_failure:
-            for call in done:
-                call.result()
+Servers = VllmServer | ServerPool
+"""The servers of one model that a task samples with: one, or several side by side."""
 
 
 # Spreads the requests of a task over its servers: those of one problem go to the same server, because its prefix cache

@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, UserError, retryable_error
 from mrt_hpc.inference.compiled_code import KEPT, CompiledCode
 from mrt_hpc.inference.protocol import FIRST_VERSION_VARIABLE, MOST_LOGPROBS
 from mrt_hpc.inference.server_control import CONTROL_TIMEOUT_S, READ_LOG
@@ -38,6 +38,10 @@ _WITHOUT_FLASHINFER = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_F
 """vLLM uses FlashInfer where it finds nvcc and ninja, as after ``module load cuda``: kernels then compile for minutes,
 and sums differ from those of other nodes.
 """
+_NO_FLASHINFER_KERNELS: dict[str, object] = {
+    "kernel-config.enable_flashinfer_autotune": False, "compilation-config.pass_config.fuse_allreduce_rms": False,
+}  # fmt: skip
+"""Arguments by which vLLM neither tunes FlashInfer's kernels nor adds one to the model."""
 _NOTHING_COMPILED = "TORCHDYNAMO_DISABLE"
 SOCKET = "vllm.sock"
 _MODEL = "model"
@@ -185,7 +189,8 @@ class ServerCommand:
 
     @property
     def _flags(self) -> list[str]:
-        return [*_flags(self.settings), *self.settings.extra_args]
+        of_place = _CPU_FLAGS if is_on_cpu() else ("--enable-sleep-mode",) if self.settings.sleeps else ()
+        return ["--enable-prefix-caching", "--disable-uvicorn-access-log", *of_place, *self.settings.extra_args]
 
     @property
     def _compiles(self) -> bool:
@@ -223,6 +228,7 @@ class ServerCommand:
 
     def _options(self) -> dict[str, object]:
         settings = self.settings
+        size = settings.block_size or (32 if is_on_cpu() else None)
         return {
             "model": self.model_dir if settings.over_ray else _MODEL,
             "uds": self.directory / SOCKET,
@@ -239,38 +245,18 @@ class ServerCommand:
             "worker-extension-cls": "mrt_hpc.inference.vllm_extension.ReloadExtension",
             "middleware": "mrt_hpc.inference.vllm_middleware.RunRoutes",
             "uvicorn-log-level": "warning",
-            **(_cpu_arguments(settings) if is_on_cpu() else _flashinfer_arguments()),
-            **_block_size(settings),
+            **(_on_cpu(settings) if is_on_cpu() else _NO_FLASHINFER_KERNELS),
+            **({"block-size": size} if size else {}),
         }
 
 
-def _cpu_arguments(settings: ServerSettings) -> dict[str, object]:
+def _on_cpu(settings: ServerSettings) -> dict[str, object]:
     cache = settings.kv_cache_gib
     return {
         "worker-cls": "mrt_hpc.inference.seeded_noise.CountingWorker",
         "scheduler-cls": "mrt_hpc.inference.vllm_on_cpu.HoldingScheduler",
         **({} if cache is None else {"kv-cache-memory-bytes": int(cache * 2**30)}),
     }
-
-
-def _flashinfer_arguments() -> dict[str, object]:
-    """Arguments by which vLLM neither tunes FlashInfer's kernels nor adds one to the model."""
-    return {
-        "kernel-config.enable_flashinfer_autotune": False,
-        "compilation-config.pass_config.fuse_allreduce_rms": False,
-    }
-
-
-def _block_size(settings: ServerSettings) -> dict[str, object]:
-    size = settings.block_size or (32 if is_on_cpu() else None)
-    return {"block-size": size} if size else {}
-
-
-def _flags(settings: ServerSettings) -> list[str]:
-    flags = ["--enable-prefix-caching", "--disable-uvicorn-access-log", *(_CPU_FLAGS if is_on_cpu() else [])]
-    if settings.sleeps and not is_on_cpu():
-        flags.append("--enable-sleep-mode")
-    return flags
 
 
 def _ray_arguments(settings: ServerSettings) -> dict[str, object]:
@@ -370,7 +356,9 @@ class ServerProcess:
         process = self.process
         if process.poll() is None:
             process.terminate()
-            _wait_at_most(patience_s, lambda: _has_ended(process.pid))
+            # without reaping it
+            no_reap = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            _wait_at_most(patience_s, lambda: os.waitid(os.P_PID, process.pid, no_reap) is not None)
             os.killpg(process.pid, signal.SIGKILL)  # the process is not reaped yet, so no other process has this id
             process.wait()
         if process.stdin is not None:
@@ -387,14 +375,11 @@ def refuse_stranger(path: Path, pid: int) -> None:
             size = struct.calcsize("3i")
             listener, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     except OSError as error:
-        raise UserError(
-            f"no process listens on the server's socket: {error}",
-            where=path,
-            advice=READ_LOG,
-            exit_code=ExitCode.RETRYABLE,
+        raise retryable_error(
+            f"no process listens on the server's socket: {error}", where=path, advice=READ_LOG
         ) from error
     if listener != pid:
-        raise UserError(
+        raise retryable_error(
             "another process listens on the server's socket",
             value=f"process {listener}",
             where=path,
@@ -403,26 +388,19 @@ def refuse_stranger(path: Path, pid: int) -> None:
                 "ps -fp {listener} shows that process; mrt-hpc submit RUN starts the server again, at another socket",
                 listener=listener,
             ),
-            exit_code=ExitCode.RETRYABLE,
         )
 
 
 def private_directory() -> Path:
     """A directory of this user alone, with a path short enough for a socket."""
     parent = tempfile.gettempdir()
-    if len(parent) > LONGEST_SOCKET_FOLDER:
-        parent = "/tmp"
+    parent = parent if len(parent) <= LONGEST_SOCKET_FOLDER else "/tmp"
     return Path(tempfile.mkdtemp(prefix="mrt-hpc-", dir=parent))
 
 
 def _wait_at_most(seconds: float, condition: Callable[[], bool]) -> None:
     with contextlib.suppress(UserError):
         wait_until(condition, reason="a process to end", deadline_s=seconds, longest_pause_s=_LOOK_EVERY_S)
-
-
-def _has_ended(pid: int) -> bool:
-    """It does not reap the child."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _group_is_empty(leader: int) -> bool:

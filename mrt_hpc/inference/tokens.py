@@ -165,21 +165,18 @@ def load_tokenizer(directory: Path) -> "PreTrainedTokenizerFast":
     """The tokenizer of ``tokenizer.json``, or of files that convert to one; nothing is fetched."""
     from transformers import PreTrainedTokenizerFast  # not needed to find where a thought ends
 
+    kind: Any = PreTrainedTokenizerFast
     try:
-        kind = PreTrainedTokenizerFast if (directory / "tokenizer.json").is_file() else _converter_class()
+        if not (directory / "tokenizer.json").is_file():
+            from transformers import AutoTokenizer  # imports torch, which takes two seconds at each start of a task
+
+            kind = AutoTokenizer
         tokenizer = kind.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # the libraries raise various errors for damaged files
         raise _no_tokenizer(directory, f"{type(error).__name__}: {error}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise _no_tokenizer(directory, f"{type(tokenizer).__name__} is not a fast tokenizer")
     return tokenizer
-
-
-def _converter_class() -> Any:
-    """This class imports torch, which takes two seconds at each start of a task."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer
 
 
 def _no_tokenizer(directory: Path, reason: str) -> UserError:
@@ -217,7 +214,8 @@ def _rule(tokenizer: "PreTrainedTokenizerFast") -> Callable[[str], bytes]:
     if "ByteFallback" in kinds:
         return decode_sentencepiece
     for rule in (decode_sentencepiece, decode_byte_level):
-        if _brings_back(tokenizer, rule):
+        # The tokenizer itself may add one space before the texts.
+        if all(_join_pieces(tokenizer, rule, text).removeprefix(b" ") == text.encode() for text in PROBES):
             return rule
     raise UserError(
         "the bytes of this tokenizer's tokens are unknown: no known rule reproduces the probe texts",
@@ -225,11 +223,6 @@ def _rule(tokenizer: "PreTrainedTokenizerFast") -> Callable[[str], bytes]:
         where=tokenizer.name_or_path or None,
         expected="a fast tokenizer with byte-level BPE, SentencePiece with byte fallback, or one that loses nothing",
     )
-
-
-def _brings_back(tokenizer: "PreTrainedTokenizerFast", rule: Callable[[str], bytes]) -> bool:
-    """The tokenizer itself may add one space before the texts."""
-    return all(_join_pieces(tokenizer, rule, text).removeprefix(b" ") == text.encode() for text in PROBES)
 
 
 def _join_pieces(tokenizer: "PreTrainedTokenizerFast", rule: Callable[[str], bytes], text: str) -> bytes:

@@ -37,7 +37,8 @@ class ReloadExtension:
         _refuse_not_finite(model)
         embeddings = [m for m in model.modules() if isinstance(m, VocabParallelEmbedding)]
         for embedding in embeddings:
-            _repack(embedding)
+            if current_platform.is_cpu() and hasattr(embedding, "cpu_linear"):
+                dispatch_cpu_unquantized_gemm(embedding, remove_weight=False)
             _verify_product(embedding)
         inputs = [m for m in embeddings if not isinstance(m, ParallelLMHead)]
         for embedding in inputs[:1]:  # a later stage of a model whose layers are divided has none
@@ -52,11 +53,6 @@ def _refuse_not_finite(model: torch.nn.Module) -> None:
             extremes = torch.stack(weights.float().aminmax() if weights.itemsize == 1 else weights.aminmax())
             if not extremes.isfinite().all():
                 raise RuntimeError(f"after the reload {name} holds a NaN or an infinity")
-
-
-def _repack(embedding: VocabParallelEmbedding) -> None:
-    if current_platform.is_cpu() and hasattr(embedding, "cpu_linear"):
-        dispatch_cpu_unquantized_gemm(embedding, remove_weight=False)
 
 
 def _verify_product(embedding: VocabParallelEmbedding) -> None:
@@ -95,14 +91,12 @@ def _begins(in_memory: torch.Tensor, rows: torch.Tensor) -> bool:
 
 def _tensors(directory: Path) -> Iterator[Any]:
     """Slices of each tensor can be read while its file is open."""
-    for path in _weight_files(directory):
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        files = sorted({directory / name for name in json.loads(index.read_bytes())["weight_map"].values()})
+    else:
+        files = list_directory(directory, "*.safetensors")
+    for path in files:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - the file is not a dict
                 yield file.get_slice(name)
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        return sorted({directory / name for name in json.loads(index.read_bytes())["weight_map"].values()})
-    return list_directory(directory, "*.safetensors")

@@ -42,7 +42,7 @@ class RunRoutes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] == "/health":
             await self.app(scope, receive, send)
-        elif not self._is_authorized(scope):
+        elif not hmac.compare_digest(dict(scope["headers"]).get(b"authorization", b""), self.authorization):
             await _respond(send, 401, b"the key of the run is missing or wrong\n")
         elif scope["path"] == protocol.GENERATE_PATH:
             await _generate(scope["app"].state.engine_client, receive, send, self._cache_salt)
@@ -59,10 +59,6 @@ class RunRoutes:
         """
         async with self._pausing:
             return f"pause {self._pauses}"
-
-    def _is_authorized(self, scope: Scope) -> bool:
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        return hmac.compare_digest(given, self.authorization)
 
 
 async def _respond(send: Send, status: int, body: bytes) -> None:
@@ -99,8 +95,7 @@ async def _generate(engine: "EngineClient", receive: Receive, send: Send, cache_
 
 
 async def _read_body(receive: Receive) -> bytes:
-    parts = []
-    more = True
+    parts, more = [], True
     while more:
         message = await receive()
         parts.append(message.get("body", b""))
@@ -137,19 +132,13 @@ async def _sample(
 ) -> None:
     """Put a sample, or the refusal, on the queue."""
     try:
-        result = await _final_output(engine, request, request.seeds[j], cache_salt)
-        sample = _served_sample(request, i, j, result)
+        prompt = tokens_input(request.prompt_ids, cache_salt=await cache_salt())
+        outputs = engine.generate(prompt, sampling_params(request, request.seeds[j]), f"mrt-{next(_request_numbers)}")
+        sample = _served_sample(request, i, j, [output async for output in outputs][-1])
         fault = protocol.not_finite(sample)
         finished.put_nowait(sample if fault is None else protocol.ServedSample(i, j, error=fault))
     except Exception as error:  # the error reaches the client, which raises it
         finished.put_nowait(protocol.ServedSample(i, j, error=f"{type(error).__name__}: {error}"))
-
-
-async def _final_output(engine: "EngineClient", request: protocol.Request, seed: int, cache_salt: CacheSalt) -> Any:
-    prompt = tokens_input(request.prompt_ids, cache_salt=await cache_salt())
-    name = f"mrt-{next(_request_numbers)}"
-    outputs = engine.generate(prompt, sampling_params(request, seed), name)
-    return [output async for output in outputs][-1]
 
 
 def sampling_params(request: protocol.Request, seed: int) -> SamplingParams:

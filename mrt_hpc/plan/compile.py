@@ -10,6 +10,7 @@ ended.
 from collections.abc import Sequence
 from functools import partial
 from math import ceil
+from typing import Any
 
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, EvaluationUnit, Job, JobResources, Plan, Role
 from mrt_hpc.plan.site_limits import SHARDS, check_limits, check_segments, fitting_iterations_per_job, fitting_shards
@@ -55,7 +56,9 @@ def build_plan(recipe: Recipe, *, max_array_size: int | None) -> Plan:
         units = _evaluations(recipe, segment, versions)
         last = _segment(recipe, segment, [*beginning, *last], units, max_array_size)
         jobs += last
-    jobs.append(_report(recipe, [job for job in jobs if _ends_last(job, segments)]))
+    # The last trainer ends after all others.
+    trainers = [job for job in jobs if job.does(Role.TRAINER) and job.segment == segments - 1]
+    jobs.append(_report(recipe, [job for job in jobs if job.role is Role.EVALUATION or job in trainers]))
     return Plan(
         name=recipe.name,
         kind=recipe.algorithm.type,
@@ -86,16 +89,7 @@ def _evaluation_plan(recipe: EvaluationRecipe, *, max_array_size: int | None) ->
     """The plan without the site's limit on tasks."""
     units = [unit for version in range(len(recipe.models)) for unit in _units(recipe, version)]
     prepare = Job(name=PREPARE, role=Role.PREPARE, tasks=1, resources=_one_process(recipe.resources.prepare))
-    whole = Job(
-        name=Role.EVALUATION.value,
-        role=Role.EVALUATION,
-        tasks=len(units),
-        evaluations=tuple(units),
-        resources=_one_process(recipe.resources.evaluation),
-        after=(Dependency(job=PREPARE, kind=DependencyKind.AFTEROK),),
-        max_parallel=recipe.resources.evaluation.max_parallel,
-    )
-    evaluation = split_array(whole, max_array_size)
+    evaluation = split_array(_evaluation(recipe, Role.EVALUATION.value, units, prepare), max_array_size)
     jobs = (prepare, *evaluation, _report(recipe, evaluation))
     kind = f"suite {suite}" if (suite := recipe.evaluation.suite) else "unknown"
     return Plan(name=recipe.name, kind=kind, iterations=0, segments=0, jobs=jobs)
@@ -110,16 +104,23 @@ def segment_iterations(recipe: Recipe, segment: int) -> tuple[int, int]:
 def _collection(recipe: Recipe, version: int, after: tuple[Dependency, ...]) -> Job:
     """The job that samples the traces that a run starts or continues from, with that iteration's version."""
     number = collection_of(version)
-    return Job(
-        name=COLLECTION_JOB if number == COLLECTION else f"collection-v{version:06d}.{Role.INFERENCE.value}",
-        role=Role.INFERENCE,
-        tasks=recipe.resources.inference.tasks,
-        first_iteration=number,
-        end_iteration=number + 1,
-        resources=_one_process(recipe.resources.inference, recipe.resources.inference.nodes),
-        after=after,
-        max_parallel=recipe.resources.inference.max_parallel,
-    )
+    name = COLLECTION_JOB if number == COLLECTION else f"collection-v{version:06d}.{Role.INFERENCE.value}"
+    return _inference(recipe, name, after, first_iteration=number, end_iteration=number + 1)
+
+
+def _inference(recipe: Recipe, name: str, after: tuple[Dependency, ...], **segment: int) -> Job:
+    """An array that samples; ``segment`` are the fields of a job that say when."""
+    resources = recipe.resources.inference
+    array = Job(name=name, role=Role.INFERENCE, tasks=resources.tasks, resources=role_resources(recipe, Role.INFERENCE))
+    return array.model_copy(update={"after": after, "max_parallel": resources.max_parallel, **segment})
+
+
+def _evaluation(recipe: Experiment, name: str, units: list[EvaluationUnit], behind: Job, **segment: int) -> Job:
+    """An array that evaluates what the job before it publishes; ``segment`` as in :func:`_inference`."""
+    resources = recipe.resources.evaluation
+    array = Job(name=name, role=Role.EVALUATION, tasks=len(units), resources=_one_process(resources))
+    update = {"evaluations": tuple(units), "after": _after([behind]), "max_parallel": resources.max_parallel}
+    return array.model_copy(update={**update, **segment})
 
 
 def _segment(
@@ -132,46 +133,18 @@ def _segment(
         units: its evaluations.
     """
     first, end = segment_iterations(recipe, segment)
-    resources = recipe.resources
-    start = _starts_after(before)
-    trains = Role.COLOCATED if recipe.is_colocated else Role.TRAINER
-    whole = Job(
-        name=_name(segment, Role.INFERENCE),
-        role=Role.INFERENCE,
-        tasks=resources.inference.tasks,
-        segment=segment,
-        first_iteration=first,
-        end_iteration=end,
-        resources=_one_process(resources.inference, resources.inference.nodes),
-        after=start,
-    )
-    array = whole.model_copy(update={"max_parallel": resources.inference.max_parallel})
-    inference = (
-        split_array(array, max_array_size) if recipe.algorithm.samples_rollouts and not recipe.is_colocated else []
-    )
-    feeding = tuple(Dependency(job=job.name, kind=DependencyKind.AFTEROK) for job in inference)
-    trainer = whole.model_copy(
-        update={
-            "name": _name(segment, trains),
-            "role": trains,
-            "tasks": 1,
-            "resources": role_resources(recipe, trains),
-            "after": feeding if feeding and recipe.schedule.coupling is Coupling.SEQUENTIAL else start,
-        }
-    )
+    span: dict[str, Any] = {"segment": segment, "first_iteration": first, "end_iteration": end}
+    start, inference = _starts_after(before), list[Job]()
+    if recipe.algorithm.samples_rollouts and not recipe.is_colocated:
+        array = _inference(recipe, _name(segment, Role.INFERENCE), start, **span)
+        inference = split_array(array, max_array_size)
+    role = Role.COLOCATED if recipe.is_colocated else Role.TRAINER
+    after = _after(inference) if inference and recipe.schedule.coupling is Coupling.SEQUENTIAL else start
+    resources = role_resources(recipe, role)
+    trainer = Job(name=_name(segment, role), role=role, tasks=1, resources=resources, after=after, **span)
     if not units:
         return [*inference, trainer]
-    evaluation = whole.model_copy(
-        update={
-            "name": _name(segment, Role.EVALUATION),
-            "role": Role.EVALUATION,
-            "tasks": len(units),
-            "evaluations": tuple(units),
-            "resources": _one_process(resources.evaluation),
-            "after": (Dependency(job=trainer.name, kind=DependencyKind.AFTEROK),),
-            "max_parallel": resources.evaluation.max_parallel,
-        }
-    )
+    evaluation = _evaluation(recipe, _name(segment, Role.EVALUATION), units, trainer, **span)
     return [*inference, trainer, *split_array(evaluation, max_array_size)]
 
 
@@ -181,8 +154,7 @@ def _starts_after(before: Sequence[Job]) -> tuple[Dependency, ...]:
     """
     collections = [job for job in before if any(map(is_collection, job.iterations[:1]))]
     trainers = [job for job in before if job.does(Role.TRAINER)]
-    awaited = [*trainers[-1:], *collections] or before
-    return tuple(Dependency(job=job.name, kind=DependencyKind.AFTEROK) for job in awaited)
+    return _after([*trainers[-1:], *collections] or before)
 
 
 def _evaluations(recipe: Recipe, segment: int, wanted: frozenset[int]) -> list[EvaluationUnit]:
@@ -203,8 +175,8 @@ def _units(recipe: Experiment, version: int) -> list[EvaluationUnit]:
 
 def _report(recipe: Experiment, last: Sequence[Job]) -> Job:
     """Waits for these jobs, however they end."""
-    awaited = tuple(Dependency(job=job.name, kind=DependencyKind.AFTERANY) for job in last)
-    return Job(name=REPORT, role=Role.REPORT, tasks=1, resources=_one_process(recipe.resources.report), after=awaited)
+    after, resources = _after(last, DependencyKind.AFTERANY), _one_process(recipe.resources.report)
+    return Job(name=REPORT, role=Role.REPORT, tasks=1, resources=resources, after=after)
 
 
 def split_array(job: Job, max_array_size: int | None) -> list[Job]:
@@ -217,25 +189,19 @@ def split_array(job: Job, max_array_size: int | None) -> list[Job]:
         return [job]
     parts: list[Job] = []
     for start in range(0, job.tasks, max_array_size):
-        parts.append(_part(job, len(parts), range(start, min(start + max_array_size, job.tasks)), parts))
+        turn = parts[-1:] if job.max_parallel is not None else []
+        update = {
+            "name": f"{job.name}-{len(parts)}",
+            "tasks": min(max_array_size, job.tasks - start),
+            "evaluations": job.evaluations[start : start + max_array_size],
+            "after": (*job.after, *_after(turn, DependencyKind.AFTERANY)),
+        }
+        parts.append(job.model_copy(update=update))
     return parts
 
 
-def _part(job: Job, number: int, tasks: range, before: Sequence[Job]) -> Job:
-    """Tasks of these numbers."""
-    turn = before[-1:] if job.max_parallel is not None else ()
-    update = {
-        "name": f"{job.name}-{number}",
-        "tasks": len(tasks),
-        "evaluations": job.evaluations[tasks.start : tasks.stop],
-        "after": (*job.after, *(Dependency(job=part.name, kind=DependencyKind.AFTERANY) for part in turn)),
-    }
-    return job.model_copy(update=update)
-
-
-def _ends_last(job: Job, segments: int) -> bool:
-    """Whether the report waits for a job: evaluations, and the last trainer, which ends after all others."""
-    return job.role is Role.EVALUATION or (job.does(Role.TRAINER) and job.segment == segments - 1)
+def _after(jobs: Sequence[Job], kind: DependencyKind = DependencyKind.AFTEROK) -> tuple[Dependency, ...]:
+    return tuple(Dependency(job=job.name, kind=kind) for job in jobs)
 
 
 def _name(segment: int, role: Role) -> str:
@@ -243,12 +209,15 @@ def _name(segment: int, role: Role) -> str:
 
 
 def role_resources(recipe: Experiment, role: Role) -> JobResources:
+    if role not in (Role.TRAINER, Role.COLOCATED):
+        resources = getattr(recipe.resources, role.value)
+        return _one_process(resources, nodes_of(resources))
+    alone, inference = _trainer_resources(recipe.resources.trainer), recipe.resources.inference
     if role is Role.TRAINER:
-        return _trainer_resources(recipe.resources.trainer)
-    if role is Role.COLOCATED:
-        return _colocated_resources(recipe.resources.trainer, recipe.resources.inference)
-    resources = getattr(recipe.resources, role.value)
-    return _one_process(resources, nodes_of(resources))
+        return alone
+    # The processes of one task take turns on its GPUs, and stay in memory together.
+    cpus, gib = ceil(inference.cpus / alone.ranks), alone.memory_gib_per_node + inference.memory_gib
+    return alone.model_copy(update={"cpus_per_rank": max(alone.cpus_per_rank, cpus), "memory_gib_per_node": gib})
 
 
 def _one_process(resources: RoleResources, nodes: int = 1) -> JobResources:
@@ -260,17 +229,6 @@ def _one_process(resources: RoleResources, nodes: int = 1) -> JobResources:
         cpus_per_rank=resources.cpus,
         memory_gib_per_node=resources.memory_gib,
         time_limit_minutes=resources.time_limit_minutes,
-    )
-
-
-def _colocated_resources(trainer: TrainerResources, inference: RoleResources) -> JobResources:
-    """The resources of a task whose processes take turns on GPUs and stay in memory together."""
-    alone = _trainer_resources(trainer)
-    return alone.model_copy(
-        update={
-            "cpus_per_rank": max(trainer.cpus, ceil(inference.cpus / alone.ranks)),
-            "memory_gib_per_node": alone.memory_gib_per_node + inference.memory_gib,
-        }
     )
 
 

@@ -7,6 +7,7 @@ end. Its inputs can be stated in the recipe (``expected``) and the site profile 
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -200,7 +201,9 @@ def throughput(recipe: Experiment, site: SiteSettings) -> Throughput | None:
         return None
     source = _source_of_rates(given, site, "" if stated is None else stated.source, trains=recipe.trains)
     publish_s, checkpoint_s = (stated.publish_s, stated.checkpoint_s) if stated else (0.0, 0.0)
-    share = _evaluation_share(recipe)
+    # An evaluation's tokens are to those of an inference task as their GPUs, with full slots.
+    sampling, evaluation = _sampling_gpus(recipe), recipe.resources.evaluation.gpus
+    share = FULL_SLOTS * evaluation / sampling if sampling and evaluation else 1.0
     return Throughput(sampled, trained or 0.0, publish_s, checkpoint_s, source, share, site.limits.node_gpus)
 
 
@@ -212,25 +215,16 @@ def _source_of_rates(given: MeasuredThroughput, site: SiteSettings, stated: str,
     return " and ".join([*(f"throughput.{name} of site profile {site.name}" for name in fields if trains), stated])
 
 
-def _evaluation_share(recipe: Experiment) -> float:
-    """An evaluation task's tokens for each token of an inference task: by their GPUs, with full slots; 1 where one has
-    no GPU.
-    """
-    sampling, evaluation = _sampling_gpus(recipe), recipe.resources.evaluation.gpus
-    return FULL_SLOTS * evaluation / sampling if sampling and evaluation else 1.0
-
-
 def _table_throughput(recipe: Experiment, site: SiteSettings) -> Throughput | None:
     """The table's rates; None without GPUs, or for unknown model sizes. Separate evaluations train nothing."""
     billions, sampling = model_billions(recipe), _sampling_gpus(recipe)
     training = recipe.resources.trainer.gpus if recipe.trains else None
     if billions is None or not sampling or training == 0:
         return None
-    gpu = _gpu(site)
-    rates = STATED[gpu]
+    gpu = next((gpu for gpu in STATED if gpu in site.gpu_name.lower()), ASSUMED_GPU)
     return Throughput(
-        sampled_per_s=power_law(rates.sampled, billions) * sampling,
-        trained_per_s=power_law(rates.trained, billions) * (training or 0),
+        sampled_per_s=power_law(STATED[gpu].sampled, billions) * sampling,
+        trained_per_s=power_law(STATED[gpu].trained, billions) * (training or 0),
         publish_s=PUBLISH_S * billions / site.throughput.checkpoint_gb_per_second,
         checkpoint_s=CHECKPOINT_S * billions / site.throughput.checkpoint_gb_per_second,
         source=f"stated rates of {gpu} for {billions:.2g} billion parameters",
@@ -242,11 +236,6 @@ def _sampling_gpus(recipe: Experiment) -> int:
     if not recipe.trains:
         return recipe.resources.evaluation.gpus
     return recipe.resources.inference.gpus * recipe.resources.inference.nodes
-
-
-def _gpu(site: SiteSettings) -> str:
-    named = site.gpu_name.lower()
-    return next((gpu for gpu in STATED if gpu in named), ASSUMED_GPU)
 
 
 def power_law(rates: tuple[float, float], billions: float) -> float:
@@ -263,8 +252,11 @@ def model_billions(recipe: Experiment) -> float | None:
 
 
 def _billions(directory: Path) -> float | None:
+    """By the files, or a name such as DeepSeek-R1-Distill-Qwen-1.5B."""
     of_hub = hub_model_of(str(directory))
-    return _billions_by_files(directory) or _billions_by_name(directory.name if of_hub is None else of_hub.name)
+    name = directory.name if of_hub is None else of_hub.name
+    match = re.search(r"(?<![0-9.])(\d+(?:\.\d+)?)B(?![a-zA-Z])", name, re.IGNORECASE)
+    return _billions_by_files(directory) or (float(match[1]) if match else None)
 
 
 def _evaluated_billions(model: EvaluatedModel) -> float | None:
@@ -283,12 +275,6 @@ def _billions_by_files(directory: Path) -> float | None:
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None  # an estimate does without; whether the model can be used is checked elsewhere
     return size / width / 1e9 or None
-
-
-def _billions_by_name(name: str) -> float | None:
-    """The billions in names such as DeepSeek-R1-Distill-Qwen-1.5B."""
-    match = re.search(r"(?<![0-9.])(\d+(?:\.\d+)?)B(?![a-zA-Z])", name, re.IGNORECASE)
-    return float(match[1]) if match else None
 
 
 # -- expected hours ----------------------------------------------------------------------------------------------------
@@ -351,10 +337,9 @@ def _hours_of(job: Job, tasks: list[Seconds], node_gpus: int | None) -> Expected
 
 
 def _add_seconds(parts: Iterable[Mapping[Use, float]]) -> Seconds:
-    whole: Seconds = {}
-    for part in parts:
-        for use, seconds in part.items():
-            whole[use] = whole.get(use, 0.0) + seconds
+    whole: Seconds = defaultdict(float)
+    for use, seconds in (item for part in parts for item in part.items()):
+        whole[use] += seconds
     return whole
 
 
@@ -377,7 +362,11 @@ def _iteration_seconds(job: Job, recipe: Recipe, iteration: int, throughput: Thr
     sampling = _sampling_uses(recipe, iteration, throughput)
     if is_collection(iteration):
         return sampling
-    training = _training_uses(recipe, iteration, throughput)
+    training = {
+        Use.TRAINING: recipe.algorithm.cost(recipe, iteration).trained
+        / (recipe.resources.trainer.ranks * throughput.trained_per_s),
+        Use.SAVING: throughput.publish_s + throughput.checkpoint_s / recipe.training.checkpoint_every,
+    }
     if not recipe.algorithm.samples_rollouts or sampling is None:
         return training
     if job.role is Role.COLOCATED:
@@ -392,8 +381,7 @@ def _iteration_seconds(job: Job, recipe: Recipe, iteration: int, throughput: Thr
 
 def _sampling_uses(recipe: Recipe, iteration: int, throughput: Throughput) -> Seconds | None:
     """Sampling, divided between traces and branches by tokens."""
-    seconds = sampling_seconds(recipe, iteration, throughput)
-    if seconds is None:
+    if (seconds := sampling_seconds(recipe, iteration, throughput)) is None:
         return None
     cost = recipe.algorithm.cost(recipe, iteration)
     return _divide_sampling(seconds, cost.branches / cost.sampled if cost.sampled else 0.0)
@@ -402,14 +390,6 @@ def _sampling_uses(recipe: Recipe, iteration: int, throughput: Throughput) -> Se
 def _divide_sampling(seconds: float, branch_share: float) -> Seconds:
     """The seconds, with this share for branches."""
     return {Use.GENERATING: seconds * (1 - branch_share), Use.BRANCHING: seconds * branch_share}
-
-
-def _training_uses(recipe: Recipe, iteration: int, throughput: Throughput) -> Seconds:
-    tokens = recipe.algorithm.cost(recipe, iteration).trained
-    return {
-        Use.TRAINING: tokens / (recipe.resources.trainer.ranks * throughput.trained_per_s),
-        Use.SAVING: throughput.publish_s + throughput.checkpoint_s / recipe.training.checkpoint_every,
-    }
 
 
 def sampling_seconds(recipe: Recipe, iteration: int, throughput: Throughput) -> float | None:
@@ -441,10 +421,8 @@ def late_checkpoint(recipe: Recipe, site: SiteSettings, throughput: Throughput) 
 
 
 def _unit_seconds(unit: EvaluationUnit, recipe: Experiment, throughput: Throughput) -> Seconds | None:
-    evaluation = recipe.evaluation
-    benchmark = recipe.benchmark(unit.benchmark)
-    problems = count_problems(benchmark.problems)
-    if problems is None:
+    evaluation, benchmark = recipe.evaluation, recipe.benchmark(unit.benchmark)
+    if (problems := count_problems(benchmark.problems)) is None:
         return None
     trace = min(evaluation.max_tokens, recipe.expected.trace_tokens or evaluation.max_tokens / 2)
     if benchmark.mode is not None:

@@ -146,10 +146,7 @@ class Plan(PlanPart):
         Raises:
             KeyError: there is none.
         """
-        for job in self.jobs:
-            if job.name == name:
-                return job
-        raise KeyError(name)
+        return {job.name: job for job in self.jobs}[name]
 
     @property
     def tasks(self) -> int:

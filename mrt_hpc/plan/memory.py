@@ -52,9 +52,8 @@ def gpu_memory(site: SiteSettings) -> GpuMemory:
     words = set(re.split(r"[^a-z0-9]+", name))
     for gpu, gib in USABLE.items():
         if any(re.fullmatch(rf"{gpu}[a-z]*", word) for word in words):
-            return GpuMemory(
-                gib, f"{site.gpu_name}; state gpu_memory_gib in site profile {site.name} where it has less"
-            )
+            less = f"state gpu_memory_gib in site profile {site.name} where it has less"
+            return GpuMemory(gib, f"{site.gpu_name}; {less}")
     return GpuMemory(ASSUMED_GIB, f"assumed: state gpu_memory_gib in site profile {site.name}", known=False)
 
 
@@ -297,14 +296,8 @@ class TrainerMemory:
 
 def trainer_memory(setting: TrainerSetting) -> TrainerMemory:
     """The bytes of a rank at its peak."""
-    states = _states(setting)
-    moments = (
-        _scoring_memory(setting, states),
-        _recomputing_memory(setting, states),
-        _reduction(setting, states),
-        _step(setting, states),
-    )
-    return max(moments, key=lambda moment: moment.whole)
+    states, moments = _states(setting), (_scoring_memory, _recomputing_memory, _reduction, _step)
+    return max((moment(setting, states) for moment in moments), key=lambda memory: memory.whole)
 
 
 def _states(setting: TrainerSetting) -> TrainerMemory:
@@ -313,18 +306,11 @@ def _states(setting: TrainerSetting) -> TrainerMemory:
     weights = width / ranks if stage == 3 else width
     reference = width if setting.training.kl_coefficient > 0 else 0
     optimizer = 8.0 if stage == 0 else 12 / ranks
-    gradients = _gradients(setting)
+    # 16-bit weights in stage 1 have gradients of their own beside the 32-bit sums.
+    alone = 6.0 if setting.training.precision is Precision.BF16 else 4.0
+    gradients = 4 / ranks if stage >= 2 else alone
     states = TrainerMemory((weights + reference) * count, optimizer * count, gradients * count)
-    if not setting.training.offload_optimizer:
-        return states
-    return _offload(states, setting)
-
-
-def _gradients(setting: TrainerSetting) -> float:
-    """Bytes a parameter. 16-bit weights in stage 1 have gradients of their own beside the 32-bit sums."""
-    if setting.stage >= 2:
-        return 4 / setting.ranks
-    return 6.0 if setting.training.precision is Precision.BF16 else 4.0
+    return _offload(states, setting) if setting.training.offload_optimizer else states
 
 
 def _offload(states: TrainerMemory, setting: TrainerSetting) -> TrainerMemory:
@@ -360,8 +346,11 @@ def _recomputing_memory(setting: TrainerSetting, states: TrainerMemory) -> Train
 
 
 def _layer_extra_bytes(setting: TrainerSetting) -> float:
-    """Bytes a parameter that stage 3 adds to the states: bucket and gathered weights."""
-    return 4 * setting.bucket + _gathered_bytes(setting) if setting.stage == 3 else 0.0
+    """Bytes a parameter that stage 3 adds to the states: bucket and gathered weights, which processes without a GPU
+    copy.
+    """
+    copies = 1.5 if setting.ranks > 1 and not setting.on_gpu else 1.0
+    return 4 * setting.bucket + copies * setting.width * setting.live if setting.stage == 3 else 0.0
 
 
 def _reduction(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
@@ -369,19 +358,10 @@ def _reduction(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
     count, bucket = setting.shape.parameters, setting.bucket
     beside = 6 * setting.shape.largest / count * (1 - bucket) if setting.stage >= 2 else 0.0
     live = setting.width * setting.live / 2 if setting.stage == 3 else 0.0  # weights that are not yet given up
-    exchange = _reduction_bytes(setting) * bucket + beside + live
+    of_stage_2 = 8 if setting.width == 2 else 4 if setting.ranks == 1 else 6
+    sent = {2: of_stage_2, 3: 12}.get(setting.stage, 4)  # bytes a gradient of a bucket: stored, sent and received
+    exchange = sent * bucket + beside + live
     return replace(states, exchange=exchange * count, activations=activation_bytes(setting) * (1 - bucket))
-
-
-def _reduction_bytes(setting: TrainerSetting) -> int:
-    """Bytes a gradient of a bucket: stored, sent and received."""
-    if setting.stage < 2:
-        return 4
-    if setting.stage == 3:
-        return 12
-    if setting.width == 2:
-        return 8
-    return 4 if setting.ranks == 1 else 6
 
 
 def _step(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
@@ -392,12 +372,6 @@ def _step(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:
     part = min(4 / setting.ranks, 4 * LIVE / count) if setting.stage == 3 else 4 / setting.ranks
     copied = 0.0 if setting.training.offload_optimizer else part
     return replace(states, exchange=(copied + _layer_extra_bytes(setting)) * count)
-
-
-def _gathered_bytes(setting: TrainerSetting) -> float:
-    """Bytes a parameter of whole weights in stage 3; copied between processes without a GPU."""
-    copies = 1.5 if setting.ranks > 1 and not setting.on_gpu else 1.0
-    return copies * setting.width * setting.live
 
 
 def logit_bytes(setting: TrainerSetting) -> float:
@@ -521,15 +495,9 @@ def server_memory(setting: ServerSetting) -> ServerMemory:
     longest, mean = (setting.width * shape.cache_numbers(tokens) / parts for tokens in (setting.longest, setting.mean))
     if not setting.gpus:
         return ServerMemory(weights, 0.0, CPU_OVERHEAD_GIB * GIB, setting.memory, longest, mean)
-    activations, overhead = _activations(setting), GPU_OVERHEAD_GIB * GIB
-    return ServerMemory(
-        weights, activations, overhead, setting.memory - weights - activations - overhead, longest, mean
-    )
-
-
-def _activations(setting: ServerSetting) -> float:
-    """Peak of the largest batch's forward pass, with its logits."""
-    shape = setting.shape
+    # The peak of the largest batch's forward pass, with its logits.
     inner = (2 * shape.intermediate + shape.queries + 2 * shape.keys) / setting.gpus
-    tokens = max(BATCH_TOKENS, setting.batch)
-    return setting.width * tokens * (4 * shape.hidden + inner) + SAMPLER_BYTES * setting.batch * shape.vocabulary
+    passed = setting.width * max(BATCH_TOKENS, setting.batch) * (4 * shape.hidden + inner)
+    activations = passed + SAMPLER_BYTES * setting.batch * shape.vocabulary
+    cache = setting.memory - weights - activations - GPU_OVERHEAD_GIB * GIB
+    return ServerMemory(weights, activations, GPU_OVERHEAD_GIB * GIB, cache, longest, mean)

@@ -62,11 +62,6 @@ class RoleFit:
     def fits(self) -> bool:
         return self.needed <= self.limit
 
-    @property
-    def is_tight(self) -> bool:
-        """Whether it fits, but closer than the estimate's error."""
-        return TIGHT * self.limit < self.needed <= self.limit
-
 
 @dataclass(frozen=True)
 class Fits:
@@ -84,7 +79,7 @@ class Fits:
     @property
     def doubtful(self) -> list[RoleFit]:
         """Tight, or beyond an assumed limit."""
-        return [role for role in self.roles if role.is_tight or (not role.fits and not role.known)]
+        return [role for role in self.roles if role.needed > TIGHT * role.limit and (role.fits or not role.known)]
 
 
 def fits(recipe: Experiment, site: SiteSettings) -> Fits:
@@ -144,6 +139,9 @@ def _trainer(recipe: Experiment, gpu: memory.GpuMemory) -> Iterator[RoleFit]:
         on_gpu=resources.gpus > 0,
     )
     taken = memory.trainer_memory(setting)
+    # A CPU process keeps small freed blocks: about as much as its activations took.
+    on_cpu = CPU_LIBRARIES_GIB * memory.GIB + memory.activation_bytes(setting)
+    libraries = GPU_LIBRARIES_GIB * memory.GIB if setting.on_gpu else on_cpu
     parts = {
         "weights": taken.weights,
         "optimiser": taken.optimizer,
@@ -151,12 +149,11 @@ def _trainer(recipe: Experiment, gpu: memory.GpuMemory) -> Iterator[RoleFit]:
         "exchange": taken.exchange,
         "activations": taken.activations,
         "logits": taken.logits,
-        "other": _library_bytes(setting)
-        + (SLEEPING_SERVER_GIB * memory.GIB if setting.on_gpu and _takes_turns(recipe) else 0.0),
+        "other": libraries + (SLEEPING_SERVER_GIB * memory.GIB if setting.on_gpu and _takes_turns(recipe) else 0.0),
     }
-    yield _fit(Role.TRAINER, "trainer", parts, resources, gpu)
+    yield _fit(Role.TRAINER, "trainer", parts, resources, gpu=gpu if setting.on_gpu else None)
     if setting.on_gpu and (taken.host or _takes_turns(recipe)):
-        yield _node_fit(Role.TRAINER, "trainer, off the GPU", _host_parts(recipe, setting, taken), resources)
+        yield _fit(Role.TRAINER, "trainer, off the GPU", _host_parts(recipe, setting, taken), resources)
 
 
 def _host_parts(recipe: Recipe, setting: memory.TrainerSetting, taken: memory.TrainerMemory) -> dict[str, float]:
@@ -177,27 +174,19 @@ def _takes_turns(recipe: Experiment) -> bool:
     return recipe.is_colocated and recipe.resources.trainer.gpus > 0
 
 
-def _library_bytes(setting: memory.TrainerSetting) -> float:
-    """Bytes beside the model's. A CPU process keeps small freed blocks: about as much as its activations took."""
-    return (
-        GPU_LIBRARIES_GIB * memory.GIB
-        if setting.on_gpu
-        else CPU_LIBRARIES_GIB * memory.GIB + memory.activation_bytes(setting)
-    )
-
-
-def _fit(role: Role, name: str, parts: dict[str, float], resources: RoleResources, gpu: memory.GpuMemory) -> RoleFit:
-    """A process that takes what it needs of GPU or node memory."""
-    if not resources.gpus:
-        return _node_fit(role, name, parts, resources)
+def _fit(
+    role: Role,
+    name: str,
+    parts: dict[str, float],
+    resources: RoleResources,
+    note: str = "",
+    gpu: memory.GpuMemory | None = None,
+) -> RoleFit:
+    """A process that takes what it needs of node memory, or of a GPU."""
     in_gib = {part: value / memory.GIB for part, value in parts.items()}
-    return RoleFit(role, name, "GPU", in_gib, sum(in_gib.values()), gpu.gib, gpu.source, gpu.known)
-
-
-def _node_fit(role: Role, name: str, parts: dict[str, float], resources: RoleResources, note: str = "") -> RoleFit:
-    in_gib = {part: value / memory.GIB for part, value in parts.items()}
-    source = f"resources.{role}.memory_gib"
-    return RoleFit(role, name, "memory", in_gib, sum(in_gib.values()), resources.memory_gib, source, note=note)
+    place = "memory" if gpu is None else "GPU"
+    limit = gpu or memory.GpuMemory(resources.memory_gib, f"resources.{role}.memory_gib")
+    return RoleFit(role, name, place, in_gib, sum(in_gib.values()), limit.gib, limit.source, limit.known, note)
 
 
 # -- servers ----------------------------------------------------------------------------------------------------------
@@ -214,23 +203,6 @@ class _Server:
     mean: float
     share: float = 1.0
     """Of memory for serving."""
-
-    def setting(self, recipe: Experiment, layout: ServerLayout | None, gpu: memory.GpuMemory) -> memory.ServerSetting:
-        """``layout`` is None without a GPU."""
-        serving, gpus = recipe.serving, 0 if layout is None else layout.tensor_parallel
-        share = gpu.gib * serving.gpu_memory_utilization if gpus else serving.kv_cache_gib
-        batch = serving.max_concurrent_sequences
-        mean = min(self.mean, self.longest)
-        return memory.ServerSetting(
-            self.shape,
-            self.width,
-            self.longest,
-            mean,
-            batch,
-            gpus,
-            share * self.share * memory.GIB,
-            1 if layout is None else layout.stages,
-        )
 
 
 def _inference(recipe: Experiment, gpu: memory.GpuMemory) -> Iterator[RoleFit]:
@@ -262,23 +234,32 @@ def _servers(
     role: Role, servers: list[_Server], recipe: Experiment, resources: RoleResources, gpu: memory.GpuMemory
 ) -> Iterator[RoleFit]:
     """One task's servers: each has a share of GPUs, or all share the task's memory."""
-    layout = ServerLayout.of(recipe.serving, resources.gpus, nodes_of(resources))
-    divided = layout if resources.gpus else None
-    memories = [(server, memory.server_memory(server.setting(recipe, divided, gpu))) for server in servers]
+    layout, serving = ServerLayout.of(recipe.serving, resources.gpus, nodes_of(resources)), recipe.serving
+    gpus, stages = (layout.tensor_parallel, layout.stages) if resources.gpus else (0, 1)
+    gib, batch = serving.kv_cache_gib, serving.max_concurrent_sequences
+    if gpus:
+        gib = gpu.gib * serving.gpu_memory_utilization
+    memories = []
+    for s in servers:
+        sizes = s.shape, s.width, s.longest, min(s.mean, s.longest)
+        setting = memory.ServerSetting(*sizes, batch, gpus, gib * s.share * memory.GIB, stages)
+        memories.append((s, memory.server_memory(setting)))
     if not resources.gpus:
         yield from _servers_on_node(role, memories, resources)
         return
     for server, taken in memories:
-        limit = gpu.gib * recipe.serving.gpu_memory_utilization * server.share
+        limit = gib * server.share
         limit -= max(0.0, limit + GPU_LIBRARIES_GIB - gpu.gib) if _takes_turns(recipe) else 0.0
         source = f"serving.gpu_memory_utilization of {gpu.gib:g} GiB ({gpu.source})"
-        parts, note = _server_parts(taken), _note(server, taken)
-        yield RoleFit(role, server.name, "GPU", parts, taken.least / memory.GIB, limit, source, gpu.known, note)
+        # With one longest sequence's cache, the parts add up to the least.
+        parts = {"weights": taken.weights, "activations": taken.activations, "KV cache": taken.longest}
+        in_gib = {part: value / memory.GIB for part, value in {**parts, "other": taken.overhead}.items()}
+        note = _note(server, taken)
+        yield RoleFit(role, server.name, "GPU", in_gib, taken.least / memory.GIB, limit, source, gpu.known, note)
     if role is Role.INFERENCE and _takes_turns(recipe):
         asleep = layout.servers * layout.tensor_parallel * layout.stages * sum(taken.weights for _, taken in memories)
-        yield _node_fit(
-            role, "inference, asleep", {"weights": asleep, "other": HOST_LIBRARIES_GIB * memory.GIB}, resources
-        )
+        parts = {"weights": asleep, "other": HOST_LIBRARIES_GIB * memory.GIB}
+        yield _fit(role, "inference, asleep", parts, resources)
 
 
 def _servers_on_node(
@@ -291,19 +272,12 @@ def _servers_on_node(
         "KV cache": sum(taken.cache for _, taken in memories),
         "other": sum(taken.overhead for _, taken in memories),
     }
-    yield _node_fit(role, str(role), parts, resources, notes)
+    yield _fit(role, str(role), parts, resources, notes)
     for server, taken in memories:
         if taken.longest > taken.cache:
             needed, limit = taken.longest / memory.GIB, taken.cache / memory.GIB
             name = f"{server.name}, KV cache"
             yield RoleFit(role, name, "memory", {"KV cache": needed}, needed, limit, KV_CACHE)
-
-
-def _server_parts(taken: memory.ServerMemory) -> dict[str, float]:
-    """GiB by purpose, with one longest sequence's cache, so that they add up to the least."""
-    cache = taken.longest
-    parts = {"weights": taken.weights, "activations": taken.activations, "KV cache": cache, "other": taken.overhead}
-    return {part: value / memory.GIB for part, value in parts.items()}
 
 
 def _note(server: _Server, taken: memory.ServerMemory) -> str:

@@ -77,15 +77,12 @@ def shape_changes(name: str, load: Callable[[tuple[str, ...]], Experiment], own:
             where="--shape",
             advice=Advice("leave --shape {name} out", name=name),
         )
-    stated = (*_stated_changes(recipe, shape), *_divide_gpus(recipe, shape))
+    stated = [*_fields(shape.model_dump(exclude={"gpus", "collection"}))]
+    if _samples_before(recipe):
+        stated += _fields(shape.collection, "resources.inference.")
+    stated += _divide_gpus(recipe, shape)
     set_by_user = {change.partition("=")[0].strip() for change in own}
     return (*stated, *_fit_times(require_kind(load((*stated, *own)), Recipe), set_by_user), *own)
-
-
-def _stated_changes(recipe: Recipe, shape: Shape) -> Iterator[str]:
-    yield from _fields(shape.model_dump(exclude={"gpus", "collection"}))
-    if _samples_before(recipe):
-        yield from _fields(shape.collection, "resources.inference.")
 
 
 def _fields(section: dict[str, Any], above: str = "") -> Iterator[str]:
@@ -156,8 +153,7 @@ def _first_fitting(recipe: Recipe, field: str, values: Iterable[int], counts: Ca
 def _ends_in_time(recipe: Recipe, rates: Throughput, counts: Callable[[int], bool]) -> bool:
     plan = build_plan(recipe, max_array_size=None)
     expected = expected_hours(plan, recipe, rates)
-    jobs = [job for job in plan.jobs if job.iterations and counts(job.iterations[0])]
-    return all(
-        job.name in expected and expected[job.name].longest * 60 <= USED_SHARE * job.resources.time_limit_minutes
-        for job in jobs
-    )
+    limits = {
+        j.name: USED_SHARE * j.resources.time_limit_minutes for j in plan.jobs if any(map(counts, j.iterations[:1]))
+    }
+    return all(name in expected and expected[name].longest * 60 <= limit for name, limit in limits.items())

@@ -59,13 +59,10 @@ def filled_nodes(recipe: Experiment, site: SiteSettings, plan_of: Callable[[Expe
 def set_fields(recipe: S, change: Changes) -> S:
     """A recipe with other values in some fields."""
     for field, value in change:
-        recipe = _set_field(recipe, field.split("."), value)
+        name, _, below = field.partition(".")
+        inner = set_fields(getattr(recipe, name), ((below, value),)) if below else value
+        recipe = recipe.model_copy(update={name: inner})
     return recipe
-
-
-def _set_field(section: S, path: list[str], value: object) -> S:
-    inner = value if len(path) == 1 else _set_field(getattr(section, path[0]), path[1:], value)
-    return section.model_copy(update={path[0]: inner})
 
 
 def _rates_of_larger(recipe: Experiment, filled: Experiment, site: SiteSettings) -> Throughput | None:

@@ -5,7 +5,6 @@ first, and the reason.
 from typing import TYPE_CHECKING
 
 from mrt_hpc.recipe.base import misfit
-from mrt_hpc.recipe.sections import Prompt
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Experiment
@@ -13,24 +12,14 @@ if TYPE_CHECKING:
 
 def prompt_fits(recipe: "Experiment") -> None:
     """Refuse a thought that is opened and never closed, and shots without examples."""
-    evaluation = recipe.evaluation
-    _one_prompt_fits("prompt", recipe.prompt)
-    _one_prompt_fits("evaluation.prompt", evaluation.prompt)
-    for number, benchmark in enumerate(evaluation.benchmarks):
-        _one_prompt_fits(f"evaluation.benchmarks.{number}.prompt", benchmark.prompt)
-
-
-def _one_prompt_fits(field: str, prompt: Prompt | None) -> None:
-    if prompt is None:
-        return
-    if prompt.shots and prompt.examples is None:
-        raise misfit(f"{field}.examples", f"a file of examples where {field}.shots is {prompt.shots}")
-    if prompt.thought_start and not prompt.thought_end:
-        raise misfit(
-            f"{field}.thought_start",
-            'an empty text ("") where prompt.thought_end is empty: a model that writes no closing tag gets no opening '
-            "one",
-        )
+    prompts = {"prompt": recipe.prompt, "evaluation.prompt": recipe.evaluation.prompt}
+    prompts |= {f"evaluation.benchmarks.{n}.prompt": b.prompt for n, b in enumerate(recipe.evaluation.benchmarks)}
+    for field, prompt in prompts.items():
+        if prompt is not None and prompt.shots and prompt.examples is None:
+            raise misfit(f"{field}.examples", f"a file of examples where {field}.shots is {prompt.shots}")
+        if prompt is not None and prompt.thought_start and not prompt.thought_end:
+            why = "a model that writes no closing tag gets no opening one"
+            raise misfit(f"{field}.thought_start", f'an empty text ("") where prompt.thought_end is empty: {why}')
 
 
 def verifiers_fit(recipe: "Experiment") -> None:
@@ -41,11 +30,9 @@ def verifiers_fit(recipe: "Experiment") -> None:
         verifiers = [v for source in problems if (v := getattr(source, "verifier", None)) is not None]
         unboxed = [v.type for v in verifiers if not v.reads_boxes]
         if prover is not None and prover.opens_box and unboxed:
-            raise misfit(
-                f"{field}.type",
-                f"one that opens no box, such as forced_answer with a text of your own: verifier {unboxed[0]} "
-                "looks for no box",
-            )
+            why = f"verifier {unboxed[0]} looks for no box"
+            fits = "one that opens no box, such as forced_answer with a text of your own"
+            raise misfit(f"{field}.type", f"{fits}: {why}")
 
 
 def extraction_fits(recipe: "Experiment") -> None:
@@ -54,10 +41,8 @@ def extraction_fits(recipe: "Experiment") -> None:
     for field, source in {"data": recipe.data, **benchmarks}.items():
         rule, verifier = getattr(source, "extraction", None), getattr(source, "verifier", None)
         if rule is not None and verifier is not None and not verifier.reads_boxes:
-            raise misfit(
-                f"{field}.extraction",
-                f"null: verifier {verifier.type} reads no boxes, and finds answers by its own rule",
-            )
+            why = f"null: verifier {verifier.type} reads no boxes, and finds answers by its own rule"
+            raise misfit(f"{field}.extraction", why)
 
 
 def evaluation_fits(recipe: "Experiment") -> None:
@@ -68,22 +53,17 @@ def evaluation_fits(recipe: "Experiment") -> None:
     if prover is None:
         return
     if prover.model is not None:
-        raise misfit(
-            "evaluation.prover.model", "null: regret is measured with the evaluated policy as its own prover", "null"
-        )
+        why = "null: regret is measured with the evaluated policy as its own prover"
+        raise misfit("evaluation.prover.model", why, "null")
     if not prover.values_stopping:
-        raise misfit(
-            "evaluation.prover.type",
-            f"one that estimates how often stopping at once answers right, not {prover.type}: regret is made of that",
-        )
+        why = f"one that estimates how often stopping at once answers right, not {prover.type}: regret is made of that"
+        raise misfit("evaluation.prover.type", why)
     if evaluation.regret_tokens == "all" and not prover.samples_answers:
-        raise misfit(
-            "evaluation.regret_tokens", f"sampled with prover {prover.type}, which samples no answers to be counted"
-        )
+        why = f"sampled with prover {prover.type}, which samples no answers to be counted"
+        raise misfit("evaluation.regret_tokens", why)
     if max(evaluation.budgets, default=0) > evaluation.max_tokens:
-        raise misfit(
-            "evaluation.regret_budgets", "no more than evaluation.max_tokens: nothing is known of longer traces"
-        )
+        why = "no more than evaluation.max_tokens: nothing is known of longer traces"
+        raise misfit("evaluation.regret_budgets", why)
 
 
 OF_ALL = (prompt_fits, verifiers_fit, extraction_fits, evaluation_fits)

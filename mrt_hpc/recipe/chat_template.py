@@ -164,10 +164,8 @@ class StoredTemplate:
 
     @cached_property
     def _special_tokens(self) -> dict[str, str]:
-        stored = {
-            **_json(self.directory / "special_tokens_map.json"),
-            **_json(self.directory / "tokenizer_config.json"),
-        }
+        names = ("special_tokens_map.json", "tokenizer_config.json")
+        stored = {key: value for name in names for key, value in _json(self.directory / name).items()}
         contents = {name: token.get("content") if isinstance(token, dict) else token for name, token in stored.items()}
         return {name: text for name, text in contents.items() if name.endswith("_token") and isinstance(text, str)}
 
@@ -273,10 +271,9 @@ class CheckedTemplate:
         if variables and self.prompt.template_variables:
             self._check_variables()
         asked = self.render([user(QUESTION)], True)
-        if asked.count(QUESTION) != 1:
-            raise self._thought_tag_error(
-                f"the chat template writes the question {asked.count(QUESTION)} times", asked, "once, and whole"
-            )
+        if (times := asked.count(QUESTION)) != 1:
+            what = f"the chat template writes the question {times} times"
+            raise self._thought_tag_error(what, asked, "once, and whole")
         self._check_opening(asked.partition(QUESTION)[2])
 
     def _check_variables(self) -> None:
@@ -302,23 +299,17 @@ class CheckedTemplate:
         start, end = self.prompt.thought_start.strip(), self.prompt.thought_end.strip()
         behind = drop_named_tags(behind, start, end)
         whole = open_thought(behind, self.prompt.thought_start)
-        if end and end in whole and not self._ends_turns(end):
-            raise self._thought_tag_error(
-                "the chat template closes the thought before the model writes anything", whole
-            )
+        # What ends every turn of the model closes no thought behind a question.
+        if end and end in whole and ((turns := self.turns()) is None or end not in turns[1]):
+            what = "the chat template closes the thought before the model writes anything"
+            raise self._thought_tag_error(what, whole)
         if not start:
             return
         if whole.count(start) != 1:
             raise self._thought_tag_error(f"the prompt opens the thought {whole.count(start)} times", whole)
         if (own := self._own_opening(behind)) is not None:
-            raise self._thought_tag_error(
-                f"the chat template begins the model's turn in a way of its own, {own!r}, before {start!r}", whole
-            )
-
-    def _ends_turns(self, text: str) -> bool:
-        """Whether a text ends every turn of the model, and so closes no thought behind a question."""
-        turns = self.turns()
-        return turns is not None and text in turns[1]
+            what = f"the chat template begins the model's turn in a way of its own, {own!r}, before {start!r}"
+            raise self._thought_tag_error(what, whole)
 
     def _own_opening(self, behind: str) -> str | None:
         """Evidence that the model's turn does not begin with the recipe's tag. Text in the open turn alone is a thought
@@ -342,7 +333,7 @@ class CheckedTemplate:
     def turns(self) -> tuple[str, str] | None:
         """The texts around an answer before a further question; None where the template writes no such conversation."""
         try:
-            text = self.render([user(QUESTION), {"role": "assistant", "content": COMPLETION}, user(NEXT)], True)
+            text = self.render([user(QUESTION), assistant(COMPLETION), user(NEXT)], True)
         except UserError:
             return None
         before, answered, behind = text.partition(QUESTION)[2].partition(COMPLETION)
@@ -352,7 +343,7 @@ class CheckedTemplate:
     def ending(self) -> str:
         """The text behind the last answer."""
         try:
-            text = self.render([user(QUESTION), {"role": "assistant", "content": COMPLETION}], False)
+            text = self.render([user(QUESTION), assistant(COMPLETION)], False)
         except UserError:
             return ""
         return text.partition(COMPLETION)[2]
@@ -388,6 +379,10 @@ class CheckedTemplate:
 
 def user(content: str) -> dict[str, str]:
     return {"role": "user", "content": content}
+
+
+def assistant(content: str) -> dict[str, str]:
+    return {"role": "assistant", "content": content}
 
 
 def drop_named_tags(behind: str, start: str, end: str) -> str:

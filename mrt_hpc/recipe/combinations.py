@@ -22,10 +22,8 @@ def algorithm_fits(recipe: "Recipe") -> None:
     if (given := recipe.data.form) != (wanted := algorithm.data_form):
         raise misfit("data.type", f"one of {wanted}, as algorithm {algorithm.type} wants; these are {given}")
     if prover is not None and not algorithm.needs_prover:
-        raise misfit(
-            "prover",
-            f"algorithm {algorithm.type} makes no use of a prover, whose branches would cost tokens: remove `prover`",
-        )
+        why = "makes no use of a prover, whose branches would cost tokens: remove `prover`"
+        raise misfit("prover", f"algorithm {algorithm.type} {why}")
     if prover is None and algorithm.needs_prover:
         usual = algorithm.usual_prover
         raise misfit("prover", f"algorithm {algorithm.type} needs a prover: add `prover: {{type: {usual}}}`")
@@ -35,66 +33,52 @@ def algorithm_fits(recipe: "Recipe") -> None:
 
 def training_fits(recipe: "Recipe") -> None:
     if recipe.training.offload_optimizer and recipe.training.zero_stage == 0:
-        raise misfit(
-            "training.offload_optimizer", "false with zero_stage: 0; a stage of 1 or higher can offload", "false"
-        )
+        why = "false with zero_stage: 0; a stage of 1 or higher can offload"
+        raise misfit("training.offload_optimizer", why, "false")
     trainer = recipe.resources.trainer
     sharing, ranks = recipe.training.sequence_parallel, trainer.ranks
     if trainer.ranks_per_node is not None and ranks % trainer.ranks_per_node:
         raise misfit("resources.trainer.ranks", f"a multiple of ranks_per_node ({trainer.ranks_per_node})")
-    if sharing == 1:
-        return
     if ranks % sharing:
         raise misfit("resources.trainer.ranks", f"a multiple of training.sequence_parallel ({sharing})")
-    if recipe.training.batching == "padded":
-        raise misfit(
-            "training.batching", "packed or shared with training.sequence_parallel above 1: ranks share one row"
-        )
+    if sharing > 1 and recipe.training.batching == "padded":
+        why = "packed or shared with training.sequence_parallel above 1: ranks share one row"
+        raise misfit("training.batching", why)
 
 
 def sampling_fits(recipe: "Recipe") -> None:
     """Refuse numbers that the algorithm does not use, or that are too small for it."""
     sampling, algorithm, schedule = recipe.sampling, recipe.algorithm, recipe.schedule
+    useless = {
+        "sampling.problems_per_iteration": sampling.problems_per_iteration is not None,
+        "schedule.length_curriculum": bool(schedule.length_curriculum),
+        "schedule.max_staleness": schedule.max_staleness > 0,
+        "training.kl_coefficient": recipe.training.kl_coefficient > 0,
+    }
     if not algorithm.samples_rollouts:
-        _nothing_is_sampled(recipe)
+        for field in (field for field, is_set in useless.items() if is_set):
+            why = "learns given sequences, and samples none while it trains"
+            raise misfit(field, f"not set: algorithm {algorithm.type} {why}")
         return
     if sampling.problems_per_iteration is None:
         raise misfit("sampling.problems_per_iteration", f"required by algorithm {algorithm.type}")
     if sampling.rollouts_per_problem < 2:
-        raise misfit(
-            "sampling.rollouts_per_problem", "at least 2: the outcome advantage compares the rollouts of a group", "2"
-        )
+        why = "at least 2: the outcome advantage compares the rollouts of a group"
+        raise misfit("sampling.rollouts_per_problem", why, "2")
     if sampling.problems_per_iteration < recipe.resources.inference.tasks:
-        raise misfit(
-            "resources.inference.tasks",
-            "no more than sampling.problems_per_iteration: some tasks would have nothing to do",
-            str(sampling.problems_per_iteration),
-        )
+        why = "no more than sampling.problems_per_iteration: some tasks would have nothing to do"
+        raise misfit("resources.inference.tasks", why, str(sampling.problems_per_iteration))
     starts = [stage.first_iteration for stage in schedule.length_curriculum]
     limits = [stage.max_tokens for stage in schedule.length_curriculum]
     if starts and starts[0] != 0:
-        raise misfit(
-            "schedule.length_curriculum", "a first stage at iteration 0: before it the longest limit would hold"
-        )
+        why = "a first stage at iteration 0: before it the longest limit would hold"
+        raise misfit("schedule.length_curriculum", why)
     if sorted(set(starts)) != starts or sorted(limits) != limits:
         raise misfit("schedule.length_curriculum", "stages in ascending order of first_iteration and of max_tokens")
     if limits and limits[-1] > sampling.max_tokens:
         raise misfit("schedule.length_curriculum", "limits up to sampling.max_tokens, which the servers are made for")
     if starts and starts[-1] >= schedule.iterations:
         raise misfit("schedule.length_curriculum", "stages that begin within schedule.iterations")
-
-
-def _nothing_is_sampled(recipe: "Recipe") -> None:
-    name, schedule, training = recipe.algorithm.type, recipe.schedule, recipe.training
-    useless = {
-        "sampling.problems_per_iteration": recipe.sampling.problems_per_iteration is not None,
-        "schedule.length_curriculum": bool(schedule.length_curriculum),
-        "schedule.max_staleness": schedule.max_staleness > 0,
-        "training.kl_coefficient": training.kl_coefficient > 0,
-    }
-    for field, is_set in useless.items():
-        if is_set:
-            raise misfit(field, f"not set: algorithm {name} learns given sequences, and samples none while it trains")
 
 
 def schedule_fits(recipe: "Recipe") -> None:
@@ -116,19 +100,13 @@ def schedule_fits(recipe: "Recipe") -> None:
             str(ahead),
         )
     if schedule.weight_swap is not WeightSwap.DRAIN and not schedule.max_staleness:
-        raise misfit(
-            "schedule.weight_swap",
-            "drain with max_staleness: 0: no newer weights appear while traces are sampled",
-            "drain",
-        )
+        why = "drain with max_staleness: 0: no newer weights appear while traces are sampled"
+        raise misfit("schedule.weight_swap", why, "drain")
     if recipe.is_colocated:
         _colocation_fits(recipe)
     if recipe.training.keep_weights < loaded:
-        raise misfit(
-            "training.keep_weights",
-            f"at least {loaded} (schedule.max_staleness + 2): servers still load these versions",
-            str(loaded),
-        )
+        why = f"at least {loaded} (schedule.max_staleness + 2): servers still load these versions"
+        raise misfit("training.keep_weights", why, str(loaded))
 
 
 def _colocation_fits(recipe: "Recipe") -> None:
@@ -137,9 +115,8 @@ def _colocation_fits(recipe: "Recipe") -> None:
     if resources.inference.tasks > 1:
         raise misfit("resources.inference.tasks", "1 with coupling: colocated: a segment is one task", "1")
     if trainer.ranks_per_node not in (None, trainer.ranks):
-        raise misfit(
-            "resources.trainer.ranks_per_node", "null with coupling: colocated: a segment is on one node", "null"
-        )
+        why = "null with coupling: colocated: a segment is on one node"
+        raise misfit("resources.trainer.ranks_per_node", why, "null")
     if resources.inference.gpus != (gpus := trainer.ranks * trainer.gpus):
         raise misfit(
             "resources.inference.gpus",
@@ -177,11 +154,8 @@ def layout_fits(recipe: "Experiment", *roles: str) -> None:
 def _spanning_fits(recipe: "Experiment", gpus: int, nodes: int) -> None:
     """Refuse a server that does not span exactly the nodes of its task."""
     if recipe.prover is not None and recipe.prover.model is not None:
-        raise misfit(
-            "resources.inference.nodes",
-            "1 where prover.model is a model of its own: two servers cannot share GPUs across nodes",
-            "1",
-        )
+        why = "1 where prover.model is a model of its own: two servers cannot share GPUs across nodes"
+        raise misfit("resources.inference.nodes", why, "1")
     if gpus * nodes % (width := recipe.serving.tensor_parallel or gpus):
         raise misfit(
             "serving.tensor_parallel",

@@ -27,11 +27,6 @@ SCALARS = {
 }  # fmt: skip
 
 
-def field_in_words(field: FieldInfo) -> str:
-    """The values of a field, as in "a whole number from 1 to 64, or null"."""
-    return values_in_words(whole_annotation(field))
-
-
 def whole_annotation(field: FieldInfo) -> Any:
     """pydantic keeps the constraints beside the annotation."""
     return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
@@ -56,7 +51,8 @@ def values_in_words(annotation: Any, constraints: Iterable[Any] = ()) -> str:
     if origin in (Union, types.UnionType):
         return _alternatives(inner, constraints)
     if origin in (tuple, list):
-        return _list_words([a for a in inner if a is not Ellipsis])
+        each, count = values_in_words(inner[0]), len([a for a in inner if a is not Ellipsis])
+        return f"a list of {count}, each {each}" if count > 1 else f"a list, each item {each}"
     if origin is dict:
         return f"names, each with its value: {values_in_words(inner[1])}"
     if isinstance(annotation, type) and issubclass(annotation, Enum):
@@ -70,7 +66,8 @@ def yaml_text(value: Any) -> str:
     if isinstance(value, Enum):
         return yaml_text(value.value)
     if isinstance(value, str):
-        return value if value.isprintable() and value.strip() == value != "" else _quote(value)
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+        return value if value.isprintable() and value.strip() == value != "" else f'"{escaped}"'
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(yaml_text, value))}]"
     if isinstance(value, dict):
@@ -78,11 +75,6 @@ def yaml_text(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)
-
-
-def _quote(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-    return f'"{escaped}"'
 
 
 def _one_of(choices: list[str]) -> str:
@@ -105,11 +97,6 @@ def tag_of(model: type[BaseModel]) -> str | None:
     field = model.model_fields.get("type")
     values = typing.get_args(field.annotation) if field else ()
     return values[0] if values else None
-
-
-def _list_words(inner: list[Any]) -> str:
-    each = values_in_words(inner[0])
-    return f"a list of {len(inner)}, each {each}" if len(inner) > 1 else f"a list, each item {each}"
 
 
 def _scalar(kind: Any, constraints: list[Any]) -> str:
@@ -166,19 +153,16 @@ class Choice:
 
 def choices_of(annotation: Any) -> tuple[Choice, ...]:
     """The choices of an enumeration, or of one with null."""
-    enumeration = _enumeration(annotation)
-    return () if enumeration is None else _documented_choices(enumeration)
+    if (enumeration := _enumeration(annotation)) is None:
+        return ()
+    texts = _texts(enumeration)
+    return tuple(Choice(yaml_text(member), texts[member.name]) for member in enumeration if member.name in texts)
 
 
 def _enumeration(annotation: Any) -> type[Enum] | None:
     if isinstance(annotation, type):
         return annotation if issubclass(annotation, Enum) else None
-    return next((enumeration for inner in typing.get_args(annotation) if (enumeration := _enumeration(inner))), None)
-
-
-def _documented_choices(enumeration: type[Enum]) -> tuple[Choice, ...]:
-    texts = _texts(enumeration)
-    return tuple(Choice(yaml_text(member), texts[member.name]) for member in enumeration if member.name in texts)
+    return next(filter(None, map(_enumeration, typing.get_args(annotation))), None)
 
 
 @cache
@@ -280,9 +264,10 @@ def documented_fields(model: type[BaseModel], prefix: str = "") -> list[Document
     documented: list[DocumentedField] = []
     for name, field in model.model_fields.items():
         dotted = f"{prefix}{name}"
-        values, default, choices = field_in_words(field), _default_text(field), choices_of(field.annotation)
+        annotation = whole_annotation(field)
+        values, default, choices = values_in_words(annotation), _default_text(field), choices_of(field.annotation)
         documented.append(DocumentedField(dotted, values, default, _text_of(model, name), choices))
-        for section in models_of(whole_annotation(field)):
+        for section in models_of(annotation):
             tag = tag_of(section)
             documented += documented_fields(section, f"{dotted}[{tag}]." if tag else f"{dotted}.")
     return documented
@@ -382,7 +367,5 @@ def _inner(annotation: Any, kind: type) -> tuple[Any, ...]:
     if typing.get_origin(annotation) is kind:
         return typing.get_args(annotation)
     if typing.get_origin(annotation) in (Union, types.UnionType, Annotated):
-        return next(
-            (arguments_of_inner for a in typing.get_args(annotation) if (arguments_of_inner := _inner(a, kind))), ()
-        )
+        return next(filter(None, (_inner(a, kind) for a in typing.get_args(annotation))), ())
     return ()

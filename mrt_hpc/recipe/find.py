@@ -58,9 +58,8 @@ def expand_home(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
-        raise UserError(
-            "no home directory is known for this path", value=text, advice="write the path in full"
-        ) from error
+        what = "no home directory is known for this path"
+        raise UserError(what, value=text, advice="write the path in full") from error
 
 
 def here() -> Path:
@@ -108,13 +107,8 @@ def folders(kind: Kind) -> list[Path]:
     """
     package = Path(mrt_hpc.__file__).resolve().parents[1]
     of_checkout = [package / kind.checkout] if (package / "pyproject.toml").is_file() else []
-    candidates = [
-        configuration() / kind.folder,
-        here() / kind.checkout,
-        *of_checkout,
-        *(folder / kind.folder for folder in installed_folders()),
-    ]
-    return list(dict.fromkeys(candidates))
+    own, installed = configuration() / kind.folder, (folder / kind.folder for folder in installed_folders())
+    return list(dict.fromkeys([own, here() / kind.checkout, *of_checkout, *installed]))
 
 
 def configuration() -> Path:
@@ -197,26 +191,19 @@ def _not_found(kind: Kind, name: str, path: Path, within: Path) -> UserError:
     places |= {folder: names_in(folder) for folder in folders(kind)}
     known = {str(Path(known).with_suffix("")): known for names in reversed(places.values()) for known in names}
     stems = (str(tried.with_suffix("") if tried.suffix in SUFFIXES else tried) for tried in (path, within))
-    guess = (
-        None
-        if path.is_dir()
-        else next((known[stem] for typed in stems if (stem := nearest(typed, known)) is not None), None)
-    )
+    near = (known[stem] for typed in stems if (stem := nearest(typed, known)) is not None)
+    guess = None if path.is_dir() else next(near, None)
     shape, _, shaped = name.rpartition("/")
     if kind is RECIPES and shape in known_names(SHAPES):
-        return UserError(
-            "there is no such recipe: this is a shape of one",
-            value=name,
-            advice=Advice("mrt-hpc plan {shaped} --shape {shape}", shaped=shaped, shape=shape),
-        )
+        advice = Advice("mrt-hpc plan {shaped} --shape {shape}", shaped=shaped, shape=shape)
+        return UserError("there is no such recipe: this is a shape of one", value=name, advice=advice)
+    command = Advice(kind.command, name=guess) if guess else LIST
     return UserError(
         f"this is a directory, and no {kind.word}" if path.is_dir() else f"there is no such {kind.word}",
         value=name,
         expected=f"{guess} is the nearest" if guess else f"a name that {LIST} shows, or a path",
         where=", ".join(str(place) for place in places if place.is_dir()),
-        advice=Advice("{command}; mrt-hpc recipes list shows all", command=Advice(kind.command, name=guess))
-        if guess
-        else LIST,
+        advice=Advice("{command}; mrt-hpc recipes list shows all", command=command) if guess else LIST,
     )
 
 

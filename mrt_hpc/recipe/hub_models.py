@@ -121,9 +121,8 @@ class CachedModel:
 
 def cache_directory() -> Path:
     """The hub's cache by the variables of its client: HF_HUB_CACHE, else HF_HOME."""
-    home = os.environ.get("HF_HOME") or str(
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
-    )
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = os.environ.get("HF_HOME") or str(caches / "huggingface")
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or str(Path(home) / "hub")
     return Path(os.path.expandvars(named)).expanduser().absolute()
 

@@ -46,24 +46,18 @@ def apply(source: Source, override: str) -> None:
     target: Any = source.data
     location: list[int | str] = []
     for key in keys[:-1]:
-        target, step = _descend(target, key, override)
-        location.append(step)
-    if isinstance(target, list):
-        index = _index(target, keys[-1], override)
-        target[index] = content
-        location.append(index)
-    else:
-        target[keys[-1]] = content
-        location.append(keys[-1])
+        location.append(step := _step(target, key, override))
+        target = _descend(target, step, override)
+    location.append(last := _step(target, keys[-1], override))
+    target[last] = content
     for replaced in [place for place in source.places if place[: len(location)] == tuple(location)]:
         del source.places[replaced]
     source.overrides[tuple(location)] = override
 
 
-def _descend(target: Any, key: str, override: str) -> tuple[Any, int | str]:
+def _descend(target: Any, key: int | str, override: str) -> Any:
     if isinstance(target, list):
-        index = _index(target, key, override)
-        return target[index], index
+        return target[int(key)]
     if target.get(key) is None:
         target[key] = {}
     if not isinstance(target[key], dict | list):
@@ -73,10 +67,13 @@ def _descend(target: Any, key: str, override: str) -> tuple[Any, int | str]:
             where=option_text(override),
             advice=change(override),
         )
-    return target[key], key
+    return target[key]
 
 
-def _index(items: list[Any], key: str, override: str) -> int:
+def _step(items: Any, key: str, override: str) -> int | str:
+    """The name of a field, or the number of a list item."""
+    if not isinstance(items, list):
+        return key
     if not key.isdecimal() or int(key) >= len(items):
         raise UserError(
             "no such list item",
@@ -134,15 +131,13 @@ def _absolute(folder: Path, path: tuple[str, ...], value: Any) -> Any:
     return str(data_file(folder, value) if path in DATA_FILES else folder / expand_home(value))
 
 
-def move_data(data: dict[str, Any], folder: Path | None) -> dict[str, Any]:
-    if folder is not None:
-        for path in DATA_FILES:
-            data = _change_at(data, path, partial(_move_into_folder, folder))
+def move_data(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    def moved(value: Any) -> Any:
+        return str(absolute(folder) / Path(value).name) if isinstance(value, str) and value.strip() else value
+
+    for path in DATA_FILES:
+        data = _change_at(data, path, moved)
     return data
-
-
-def _move_into_folder(folder: Path, value: Any) -> Any:
-    return str(absolute(folder) / Path(value).name) if isinstance(value, str) and value.strip() else value
 
 
 def _is_hub_name_at(path: tuple[str, ...], text: str) -> bool:
@@ -214,34 +209,22 @@ def shorten_folder(folder: Path) -> Path:
 
 def _base(named: Any, where: FieldPlace, chain: tuple[Path, ...]) -> Path:
     """A file beside it, or a recipe by its name."""
+
+    def refusal(what: str, expected: str) -> UserError:
+        line, advice = f"{where.path}, line {where.line}", Advice("edit {path}", path=where.path)
+        return UserError(f"extends: {what}", value=named, where=line, expected=expected, advice=advice)
+
     if not isinstance(named, str) or not named.strip():
-        raise UserError(
-            "extends: wrong value",
-            value=named,
-            where=f"{where.path}, line {where.line}",
-            expected="the path or the name of another recipe",
-            advice=Advice("edit {path}", path=where.path),
-        )
+        raise refusal("wrong value", "the path or the name of another recipe")
     beside = [path for path in spellings(where.path.parent / expand_home(named)) if path.is_file()]
     try:
         base = beside[0] if beside else find(RECIPES, _ABOVE.sub("", named))  # a copied variant stands elsewhere
     except UserError as error:
-        raise UserError(
-            "extends: there is no such recipe",
-            value=named,
-            where=f"{where.path}, line {where.line}",
-            expected=f"a path from {where.path.parent}, or the name of a recipe; {error.expected or ''}".rstrip("; "),
-            advice=Advice("edit {path}", path=where.path),
-        ) from error
+        expected = f"a path from {where.path.parent}, or the name of a recipe; {error.expected or ''}".rstrip("; ")
+        raise refusal("there is no such recipe", expected) from error
     if base.resolve() in chain:
         circle = " -> ".join(str(path) for path in (*chain, base.resolve()))
-        raise UserError(
-            f"extends: recipes extend each other in a circle: {circle}",
-            value=named,
-            where=f"{where.path}, line {where.line}",
-            expected="a recipe that does not extend this one",
-            advice=Advice("edit {path}", path=where.path),
-        )
+        raise refusal(f"recipes extend each other in a circle: {circle}", "a recipe that does not extend this one")
     return base
 
 
@@ -259,9 +242,7 @@ def _merge(base: Any, own: Any) -> bool:
 
 
 def merged_places(base: Source, own_data: dict[str, Any], own: Source) -> dict[Location, FieldPlace]:
-    kept = {
-        location: place for location, place in base.places.items() if not _is_replaced(base.data, own_data, location)
-    }
+    kept = {at: place for at, place in base.places.items() if not _is_replaced(base.data, own_data, at)}
     of_own = {location: place for location, place in own.places.items() if location[:1] != (EXTENDS,)}
     return {**kept, **of_own}
 
@@ -374,7 +355,8 @@ def load_recipe(path: Path, overrides: tuple[str, ...] = (), data_from: Path | N
         apply(source, override)
     rooted = replace(source, data=resolve_paths(source.data, absolute(path.parent)))
     whole = add_suite(rooted, advice=Advice("mrt-hpc plan {path}", path=path))
-    data = use_cached_models(add_open_forced_texts(move_data(whole.data, data_from)))
+    data = whole.data if data_from is None else move_data(whole.data, data_from)
+    data = use_cached_models(add_open_forced_texts(data))
     import_from(path.parent, data)
     return validate(replace(whole, data=data), Recipe, data)
 

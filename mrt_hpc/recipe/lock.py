@@ -73,12 +73,8 @@ def _another(path: Path) -> str:
 def _content(path: Path) -> Source:
     source = read_source(path, advice=_another(path))
     if not isinstance(source.data.get("recipe"), dict):
-        raise UserError(
-            "the lock holds no recipe",
-            where=path,
-            expected="the file that `mrt-hpc submit` wrote",
-            advice=_another(path),
-        )
+        wrote = "the file that `mrt-hpc submit` wrote"
+        raise UserError("the lock holds no recipe", where=path, expected=wrote, advice=_another(path))
     return source
 
 

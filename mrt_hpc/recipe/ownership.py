@@ -200,18 +200,14 @@ def refuse_changeable(found: Path | Opened, what: str, instead: str = FOREIGN_CO
     for each in (itself, look_at_path(itself.place.parent)):
         shared = not sheltered and each.is_written_by_others
         if each.is_foreign or (shared and (each is itself or not each.status.st_mode & stat.S_ISVTX)):
-            raise _changeable(each, what, instead)
+            raise UserError(
+                f"{what}, because another user can change it",
+                where=each.place,
+                value=f"owner {each.owner}, mode {stat.filemode(each.status.st_mode)}",
+                expected="owner you or root, and no other user with the right to write",
+                advice=instead if each.is_foreign else Advice("chmod go-w {place}", place=each.place),
+            )
     return itself.place
-
-
-def _changeable(found: Opened, what: str, instead: str) -> UserError:
-    return UserError(
-        f"{what}, because another user can change it",
-        where=found.place,
-        value=f"owner {found.owner}, mode {stat.filemode(found.status.st_mode)}",
-        expected="owner you or root, and no other user with the right to write",
-        advice=instead if found.is_foreign else Advice("chmod go-w {place}", place=found.place),
-    )
 
 
 def refuse_to_write(run: Path, instead: str | None = None) -> Path:

@@ -108,18 +108,15 @@ class Registry(Generic[S]):
         return named
 
     def _instead(self, content: Mapping[str, Any], called: str, fault: str) -> str:
-        wanted = import_name(self.base)
-        own = {
-            name: value
-            for name, value in content.items()
-            if getattr(value, "__module__", "") == content["__name__"] and not name.startswith("_")
-        }
+        wanted, here = import_name(self.base), content["__name__"]
+        public = {name: value for name, value in content.items() if not name.startswith("_")}
+        own = {name: value for name, value in public.items() if getattr(value, "__module__", "") == here}
         fitting = [name for name, value in own.items() if isinstance(value, type) and issubclass(value, wanted)]
+        kind = f"a class of kind {self.kind} (it extends {self.base})"
         if self.of_functions is not None:
             fitting += [name for name, value in own.items() if _may_judge(value, content)]
-        guess, kind = nearest(called, fitting), f"a class of kind {self.kind} (it extends {self.base})"
-        if self.of_functions is not None:
             kind += f", or a function (of an installed package one with the attribute {MARK} = True)"
+        guess = nearest(called, fitting)
         has = f"{content.get('__file__')} has {', '.join(fitting) or 'none'}"
         return f"{_nearest(guess)}{kind}: {fault}, and {has}"
 
@@ -148,12 +145,8 @@ class Registry(Generic[S]):
 
 
 def _dump_section(section: Section, info: core_schema.SerializationInfo) -> dict[str, Any]:
-    return section.model_dump(
-        mode=info.mode,
-        exclude_unset=info.exclude_unset,
-        exclude_defaults=info.exclude_defaults,
-        exclude_none=info.exclude_none,
-    )
+    left_out: Any = {f"exclude_{kind}": getattr(info, f"exclude_{kind}") for kind in ("unset", "defaults", "none")}
+    return section.model_dump(mode=info.mode, **left_out)
 
 
 def _may_judge(named: object, content: Mapping[str, Any]) -> bool:
@@ -194,7 +187,9 @@ def _module(module: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise _broken_module_error(module, error) from error
-        guess = nearest(module, _modules_of_user())
+        # Modules beside a recipe, a site or this command, which are not installed.
+        folders = [folder for folder in sys.path if not is_installed(Path(folder))]
+        guess = nearest(module, [found.name for found in pkgutil.iter_modules(folders)])
         found = _nearest(guess and f"{guess}:{name.partition(':')[2]}")
         what = "module:Class of a module that is installed, or lies beside the file that names it"
         raise _no_class(f"{found}{what}: Python finds no module `{error.name}`") from error
@@ -207,17 +202,9 @@ def _broken_module_error(module: str, error: BaseException) -> PydanticCustomErr
     if isinstance(error, SyntaxError):
         place = f"{error.filename}, line {error.lineno}"
     else:
-        ran = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_of_import(frame.filename)]
+        frames = [
+            f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen importlib")
+        ]
+        ran = [frame for frame in frames if frame.filename not in (__file__, importlib.__file__)]
         place = f"{ran[-1].filename}, line {ran[-1].lineno}" if ran else module
     return _no_class(f"a module that can be imported; {place}: {type(error).__name__}: {error}")
-
-
-def _is_of_import(file: str) -> bool:
-    """Whether a line belongs to the machinery of imports."""
-    return file.startswith("<frozen importlib") or file in (__file__, importlib.__file__)
-
-
-def _modules_of_user() -> list[str]:
-    """Modules beside a recipe, a site or this command, which are not installed."""
-    folders = [folder for folder in sys.path if not is_installed(Path(folder))]
-    return [found.name for found in pkgutil.iter_modules(folders)]

@@ -132,22 +132,16 @@ def read_source(path: Path, *, advice: str, depth: int = 0) -> Source:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
-        edit = Advice(
-            "correct that line, often its indentation or a missing quote; then {command}", command=Advice(advice)
-        )
+        mend = "correct that line, often its indentation or a missing quote; then {command}"
+        edit = Advice(mend, command=Advice(advice))
         raise UserError(f"not YAML: {error.problem or error.context}", where=where, advice=edit) from error
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 text: {error}", where=path, advice=corrected) from error
     except UNREADABLE as error:
         raise UserError(f"not YAML that can be read: {error}", where=path, advice=corrected) from error
     if not isinstance(data, dict):
-        raise UserError(
-            "the file holds no fields",
-            value=data,
-            where=path,
-            expected="lines such as `name: quickstart`",
-            advice=corrected,
-        )
+        expected = "lines such as `name: quickstart`"
+        raise UserError("the file holds no fields", value=data, where=path, expected=expected, advice=corrected)
     places = {location: FieldPlace(depth, line, path) for location, line in lines.items()}
     return Source(path, data, places, file=file)
 

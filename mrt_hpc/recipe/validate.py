@@ -29,6 +29,9 @@ OF_THE_LIBRARY = set(get_args(ErrorType)) - {"value_error", "assertion_error"}
 """Faults with pydantic's message, not the package's own."""
 
 
+KINDS = {
+    "extra_forbidden": "no such field", "missing": "field is missing", "misfit": "does not fit the other fields",
+}  # fmt: skip
 BEYOND = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal"})
 
 
@@ -86,9 +89,11 @@ class _Faults:
             case "missing":
                 value, expected = None, self._expected_value(kind, at)
             case "misfit":
-                at, fits = (*at, *_steps(problem["ctx"]["field"])), problem["ctx"]["fits"]
+                steps, fits = problem["ctx"]["field"].split("."), problem["ctx"]["fits"]
+                at = (*at, *(int(step) if step.isdecimal() else step for step in steps))
                 value = _value_at(self.data, at)
-                value = _default(self.model, self.data, at) if value is None else value
+                if value is None and (default := default_at(self.model, self.data, at)) is not None:
+                    value = Default(default)
             case registry.NO_CLASS:
                 at = (*at, "type")
                 value = _value_at(self.data, at)
@@ -102,7 +107,8 @@ class _Faults:
         location = at[len(self.prefix) :]
         dotted = ".".join(str(step) for step in location if step != KEY) or "the file as a whole"
         where, advice = self.source.where(location), _advice(self.source, location, fits)
-        refused = UserError(f"{dotted}: {_kind(kind)}", value=value, where=where, expected=expected, advice=advice)
+        what = f"{dotted}: {KINDS.get(kind, 'wrong value')}"
+        refused = UserError(what, value=value, where=where, expected=expected, advice=advice)
         return _order(self.source, location), refused
 
     def _expected_value(self, kind: str, location: Location) -> str:
@@ -139,30 +145,11 @@ class Default:
         return f"{yaml_text(self.value)} (the default)"
 
 
-def _default(model: type[BaseModel], data: Any, location: Location) -> Default | None:
-    default = default_at(model, data, location)
-    return None if default is None else Default(default)
-
-
-def _steps(field: str) -> Location:
-    """The location of a field with dots; items of lists are numbers."""
-    return tuple(int(step) if step.isdecimal() else step for step in field.split("."))
-
-
 def _advice(source: Source, location: Location, fits: str | None) -> str:
     """Names a fitting value where it is known and an option can set it."""
     if fits is None or source.correction:
         return source.advice(location)
     return f"--set {'.'.join(map(str, location))}={fits}, or {source.advice(location)}"
-
-
-def _kind(error_type: str) -> str:
-    names = {
-        "extra_forbidden": "no such field",
-        "missing": "field is missing",
-        "misfit": "does not fit the other fields",
-    }
-    return names.get(error_type, "wrong value")
 
 
 def _file_location(location: Location, data: Any) -> Location:

@@ -7,30 +7,28 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
 from mrt_hpc.algorithms.base import WholeTraces
 from mrt_hpc.analysis.measures import few_answers, several_graders
-from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.inference.client import SamplingSettings
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler, TraceCutter
-from mrt_hpc.inference.server_control import Servers
 from mrt_hpc.inference.traces import PromptedGroup
 from mrt_hpc.modes.base import Direct, Mode
 from mrt_hpc.modes.writer import Writer
 from mrt_hpc.plan.jobs import EvaluationUnit, Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.base import require_kind
-from mrt_hpc.recipe.sections import Benchmark, BenchmarkSampling
+from mrt_hpc.recipe.sections import Benchmark
 from mrt_hpc.roles.evaluation_summary import summary_of
 from mrt_hpc.roles.prepare_checks import check_benchmark
 from mrt_hpc.roles.sampling.grading import grader_pool
-from mrt_hpc.roles.sampling.sampling_session import GradedGroup, SamplingSession, gather_in_order
+from mrt_hpc.roles.sampling.sampling_session import Commit, GradedGroup, SamplingSession, gather_in_order
 from mrt_hpc.roles.sampling.serving import OwnServers, client_of, room_of
 from mrt_hpc.roles.sampling.verified_weights import publish_again, verified_weights
 from mrt_hpc.roles.stored_parts import StoredParts
@@ -79,9 +77,7 @@ class UnitEvaluation:
 
     def is_passed_over(self) -> bool:
         """Whether the version was removed before its evaluation. Results of other settings stay."""
-        if self.unit.version not in skipped_versions(self.task.layout):
-            return False
-        return not has_samples(self.shard, self.settings)
+        return self.unit.version in skipped_versions(self.task.layout) and not has_samples(self.shard, self.settings)
 
     def is_sampled(self) -> bool:
         """Whether the shard is whole and of these settings; any other is set aside."""
@@ -180,16 +176,9 @@ class UnitEvaluation:
         unit, sampled = self.unit, parts.whole_samples(positions)
         if len(sampled) < len(positions):
             raise DamagedError("parts of an evaluation are not there any more", where=parts.store.directory)
-        won = self.task.retry(
-            lambda: commit_group(
-                self.shard,
-                merge_samples(list(sampled.values())),
-                weights=weights.digest,
-                settings=self.settings.sampled,
-                grader=parts.grader,
-            ),
-            f"the shard {self.shard}",
-        )
+        whole = merge_samples(list(sampled.values()))
+        about = {"weights": weights.digest, "settings": self.settings.sampled, "grader": parts.grader}
+        won = self.task.retry(lambda: commit_group(self.shard, whole, **about), f"the shard {self.shard}")
         kind = EventKind.SHARD_COMMITTED if won else EventKind.SHARD_DISCARDED
         self.task.events.emit(kind, version=unit.version, benchmark=unit.benchmark, shard=unit.shard)
 
@@ -198,58 +187,40 @@ class UnitEvaluation:
     ) -> None:
         """Sample and commit with this task's own server and graders; both arguments hold positions in the benchmark."""
         self.task.spend(Use.STARTING)
-        prompter = Prompter.of(weights.directory, self.benchmark_sampling.prompt)
-        policy = ProverModel.of(prompter)
-        maker = self._prover_maker(policy)
-        length = self.benchmark_sampling.max_prompt_tokens + self._mode.longest(prompter, self.benchmark_sampling)
-        if maker is not None:
-            length += maker.longest_question
-        with grader_pool(self.task, self.benchmark.problems) as pool, self._servers.serve(weights, length) as server:
+        recipe, how = self.task.experiment, self.task.experiment.sampling_of(self.benchmark)
+        mode = require_kind(self.benchmark.mode or Direct(), Mode)
+        prompter = Prompter.of(weights.directory, how.prompt)
+        policy, prover = ProverModel.of(prompter), recipe.evaluation.prover
+        seed = derive_seed(recipe.seed, "evaluation", self.unit.benchmark)  # the same for all versions
+        maker = None if prover is None else ProverFactory.of(prover, policy, seed)
+        settings = SamplingSettings(how.max_tokens, how.temperature, how.top_p, stop_token_ids=prompter.stop_token_ids)
+        length = how.max_prompt_tokens + mode.longest(prompter, how) + (0 if maker is None else maker.longest_question)
+
+        async def sample(groups: list[PromptedGroup], plan: RolloutPlan, commit: Commit) -> None:
+            async with client_of(self.task, server) as client:
+                tracer = mode.sampler(Writer(client, prompter, TraceCutter(policy.tokens, plan), settings))
+                room = room_of(self.task, server)
+                sampler = RolloutSampler(client, policy.tokens, plan, room=room, tracer=tracer)
+                session = SamplingSession(sampler, pool, None if maker is None else maker.session(client))
+                await session.sample(groups, commit)
+
+        with grader_pool(recipe, self.benchmark.problems) as pool, self._servers.serve(weights, length) as server:
             self.task.spend(Use.GENERATING)
             for samples, positions in claimed.items():
-                starts = WholeTraces(
-                    prompter, len(samples), self._settings(prompter), self.benchmark_sampling.max_prompt_tokens
-                )
+                starts = WholeTraces(prompter, len(samples), settings, how.max_prompt_tokens)
                 groups = [starts.group(mine[position]) for position in positions]
                 places = {mine[position].id: position for position in positions}
                 commit = partial(self._commit_part, parts, places, samples, time.monotonic())
-                traces = len(samples) * len(self._mode.stages)
-                plan = replace(self._plan, group_size=traces, first_sample=samples.start)
-                run_until_asked_to_leave(
-                    self.task.shutdown, self._sample(groups, server, pool, policy, maker, plan, commit)
+                plan = RolloutPlan(
+                    run_seed=seed,
+                    iteration=0,
+                    group_size=len(samples) * len(mode.stages),
+                    first_sample=samples.start,
+                    thought_end=how.prompt.thought_end.encode(),
+                    rule=recipe.evaluation.episodes or recipe.episodes,
                 )
+                run_until_asked_to_leave(self.task.shutdown, sample(groups, plan, commit))
             self.task.spend(Use.ENDING)
-
-    @property
-    def benchmark_sampling(self) -> BenchmarkSampling:
-        return self.task.experiment.sampling_of(self.benchmark)
-
-    @property
-    def _mode(self) -> Mode:
-        return require_kind(self.benchmark.mode or Direct(), Mode)
-
-    def _prover_maker(self, policy: ProverModel) -> ProverFactory | None:
-        wanted = self.task.experiment.evaluation.prover
-        return None if wanted is None else ProverFactory.of(wanted, policy, self._plan.run_seed)
-
-    async def _sample(
-        self,
-        groups: list[PromptedGroup],
-        server: Servers,
-        pool: GraderPool,
-        policy: ProverModel,
-        maker: ProverFactory | None,
-        plan: RolloutPlan,
-        commit: Callable[[GradedGroup], Coroutine[None, None, None]],
-    ) -> None:
-        async with client_of(self.task, server) as client:
-            prover = None if maker is None else maker.session(client)
-            room = room_of(self.task, server)
-            cutter = TraceCutter(policy.tokens, plan)
-            writer = Writer(client, policy.prompter, cutter, self._settings(policy.prompter))
-            tracer = self._mode.sampler(writer)
-            sampler = RolloutSampler(client, policy.tokens, plan, room=room, tracer=tracer)
-            await SamplingSession(sampler, pool, prover).sample(groups, commit)
 
     async def _commit_part(
         self, parts: StoredParts, positions: Mapping[str, int], samples: range, began: float, group: GradedGroup
@@ -262,22 +233,6 @@ class UnitEvaluation:
         cost = sampled.statistics
         tokens = {"rollout_tokens": cost.rollout_tokens, "branch_tokens": cost.branch_tokens}
         self.task.events.emit(kind, position=position, **self.unit.model_dump(), **tokens)
-
-    @property
-    def _plan(self) -> RolloutPlan:
-        """All versions get the same seeds, to compare them on the same draws."""
-        recipe = self.task.experiment
-        return RolloutPlan(
-            run_seed=derive_seed(recipe.seed, "evaluation", self.unit.benchmark),
-            iteration=0,
-            group_size=self.benchmark.samples * len(self._mode.stages),
-            thought_end=self.benchmark_sampling.prompt.thought_end.encode(),
-            rule=recipe.evaluation.episodes or recipe.episodes,
-        )
-
-    def _settings(self, prompter: Prompter) -> SamplingSettings:
-        how = self.benchmark_sampling
-        return SamplingSettings(how.max_tokens, how.temperature, how.top_p, stop_token_ids=prompter.stop_token_ids)
 
     def summarise_if_complete(self) -> None:
         """Write the summary once all shards exist, and remove their samples.

@@ -1,6 +1,7 @@
 """One version's summary on one benchmark. It follows from the samples alone, so two writers write the same."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from mrt_hpc.run.groups import Sampled
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import FinishReason, Rollout
+
+T = TypeVar("T")
 
 
 def summary_of(
@@ -38,8 +41,8 @@ def summary_of(
     return summarise_evaluation(
         version,
         benchmark.name,
-        rewards_by_problem(rollouts),
-        answers=answers_by_problem(rollouts),
+        list_by_problem(rollouts, lambda rollout: rollout.reward),
+        answers=list_by_problem(rollouts, lambda rollout: rollout.answer),
         tokens_per_rollout=sum(len(r.token_ids) for r in (every_stage if benchmark.adds_stages else rollouts))
         / len(rollouts),
         truncated_share=sum(r.finish_reason is FinishReason.LENGTH for r in rollouts) / len(rollouts),
@@ -63,19 +66,15 @@ def stage_rewards(rollouts: Sequence[Rollout], names: Sequence[str]) -> dict[str
     """Mean rewards by stage name and problem; empty for a single stage."""
     if len(names) == 1:
         return {}
-    by_stage = {name: rewards_by_problem([r for r in rollouts if r.stage == stage]) for stage, name in enumerate(names)}
+    by_stage = {
+        name: list_by_problem([r for r in rollouts if r.stage == stage], lambda rollout: rollout.reward)
+        for stage, name in enumerate(names)
+    }
     return {name: {p: float(np.mean(mine)) for p, mine in rewards.items()} for name, rewards in by_stage.items()}
 
 
-def answers_by_problem(rollouts: Sequence[Rollout]) -> dict[str, list[str | None]]:
-    answers: dict[str, list[str | None]] = {}
+def list_by_problem(rollouts: Sequence[Rollout], value: Callable[[Rollout], T]) -> dict[str, list[T]]:
+    values: dict[str, list[T]] = {}
     for rollout in rollouts:
-        answers.setdefault(rollout.problem_id, []).append(rollout.answer)
-    return answers
-
-
-def rewards_by_problem(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
-    rewards: dict[str, list[float]] = {}
-    for rollout in rollouts:
-        rewards.setdefault(rollout.problem_id, []).append(rollout.reward)
-    return rewards
+        values.setdefault(rollout.problem_id, []).append(value(rollout))
+    return values

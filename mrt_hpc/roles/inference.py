@@ -14,8 +14,8 @@ from pathlib import Path
 
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.inference.prompting import Prompter
-from mrt_hpc.inference.sampler import Generator
-from mrt_hpc.inference.server_control import Server, Servers
+from mrt_hpc.inference.server import VllmServer
+from mrt_hpc.inference.server_pool import Servers
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
 from mrt_hpc.recipe.sections import WeightSwap
 from mrt_hpc.roles.sampling import rolling_sampler, round_sampler
@@ -80,7 +80,7 @@ class Equipment:
     pool: GraderPool
 
     @property
-    def servers(self) -> list[Server]:
+    def servers(self) -> list[VllmServer]:
         return [*self.server.each, *(self.mu.each if self.mu is not None else ())]
 
 
@@ -103,7 +103,7 @@ def start_equipment(
     task, prover = policy.task, policy.task.recipe.prover
     with ExitStack() as stack:
         stack.enter_context(join_nodes(task))
-        pool = stack.enter_context(grader_pool(task, task.recipe.problems))
+        pool = stack.enter_context(grader_pool(task.recipe, task.recipe.problems))
         server = stack.enter_context(policy.serve(weights, max_model_len, watch.look))
         if prover is None or prover.model is None:
             yield Equipment(server, None, pool)
@@ -199,7 +199,18 @@ class Worker:
             client = await stack.enter_async_context(client_of(self.task, equipment.server))
             other = equipment.mu
             mu = client if other is None else await stack.enter_async_context(client_of(self.task, other))
-            sampler = self._round_sampler(equipment, client, mu)
+            sampler = round_sampler.RoundSampler(
+                task=self.task,
+                policy=self.policy,
+                prover_maker=self.prover_maker,
+                problems=self.problems,
+                pool=equipment.pool,
+                client=client,
+                mu=mu,
+                held=lambda: self.weights,
+                room=room_of(self.task, equipment.server),
+                sampling=set(),
+            )
             swap = self.task.recipe.schedule.weight_swap
             if swap is WeightSwap.DRAIN or is_collection(work.iteration):
                 await sampler.sample(work, self.loading_s)
@@ -208,20 +219,6 @@ class Worker:
                 sampler, self._round_to_follow, partial(self._take_over, equipment.server, swap)
             )
             await rolling.sample(work, self.loading_s)
-
-    def _round_sampler(self, equipment: Equipment, client: Generator, mu: Generator) -> round_sampler.RoundSampler:
-        return round_sampler.RoundSampler(
-            task=self.task,
-            policy=self.policy,
-            prover_maker=self.prover_maker,
-            problems=self.problems,
-            pool=equipment.pool,
-            client=client,
-            mu=mu,
-            held=lambda: self.weights,
-            room=room_of(self.task, equipment.server),
-            sampling=set(),
-        )
 
     def _round_to_follow(self, sampling: frozenset[round_sampler.GroupPlace]) -> round_sampler.Round | None:
         """The next round for the server's weights. None where these were set aside, as training went back: the server

@@ -30,19 +30,18 @@ log = logging.getLogger(__name__)
 def check_prompts(task: Task, tokenizer: Path) -> None:
     """Tokenise all prompts; refuse those that are too long, or leave them out where the recipe says so."""
     for source in problem_files(task):
-        _check(task, source, Prompter.of(tokenizer, source.prompt))
+        _check(task, source, tokenizer)
 
 
 def check_benchmark(task: Task, name: str, tokenizer: Path) -> None:
     """Check one benchmark's prompts; it may have been added after the first job. Several tasks may do this at once:
     each writes the same.
     """
-    source = benchmark_file(task, name)
-    _check(task, source, Prompter.of(tokenizer, source.prompt))
+    _check(task, benchmark_file(task, name), tokenizer)
 
 
-def _check(task: Task, source: "ProblemFile", prompter: Prompter) -> None:
-    problems = read_problems(source.path)
+def _check(task: Task, source: "ProblemFile", tokenizer: Path) -> None:
+    prompter, problems = Prompter.of(tokenizer, source.prompt), read_problems(source.path)
     if prompter.template is not None:
         prompter.template.check()
     ends = ", ".join(map(repr, prompter.tokenizer.convert_ids_to_tokens(list(prompter.stop_token_ids))))
@@ -130,16 +129,12 @@ class ProblemFile:
 
 def problem_files(task: Task) -> list[ProblemFile]:
     """Files that prompts are made of, without given samples."""
-    return [*_training_files(task), *(benchmark_file(task, b.name) for b in task.experiment.evaluation.benchmarks)]
-
-
-def _training_files(task: Task) -> list[ProblemFile]:
+    files = [benchmark_file(task, benchmark.name) for benchmark in task.experiment.evaluation.benchmarks]
     if not task.experiment.samples_traces:
-        return []
-    recipe = task.recipe
-    least = recipe.sampling.problems_per_iteration or 1
-    limits = recipe.sampling.max_prompt_tokens, recipe.sampling.long_prompts, "sampling"
-    return [ProblemFile("data", recipe.problems, task.layout.train_data, recipe.prompt, least, *limits)]
+        return files
+    recipe, how = task.recipe, task.recipe.sampling
+    limits = how.problems_per_iteration or 1, how.max_prompt_tokens, how.long_prompts, "sampling"
+    return [ProblemFile("data", recipe.problems, task.layout.train_data, recipe.prompt, *limits), *files]
 
 
 def benchmark_file(task: Task, name: str) -> ProblemFile:
@@ -183,9 +178,8 @@ def _leave_out(task: Task, source: ProblemFile, problems: list[Problem], long: d
             expected=f"at least {source.least}",
             advice=Advice("raise {limits_at}.max_prompt_tokens, or give more problems", limits_at=source.limits_at),
         )
-    record = omitted_file(source.path)
+    record, limit = omitted_file(source.path), source.max_prompt_tokens
     # The record goes first: what is no longer in the data must be written somewhere.
-    limit = source.max_prompt_tokens
     text = json.dumps({f"{source.limits_at}.max_prompt_tokens": limit, "tokens": long}, indent=1)
     task.retry(partial(write_text, record, text + "\n"), "the list of problems left out")
     task.retry(partial(write_problems, source.path, kept), "the problems of the run")
@@ -264,11 +258,9 @@ def name_faulty_golds(task: Task) -> None:
         problems = read_problems(source.path)
         verifier = verifier_of(source.section, task.experiment.grading)
         golds = [gold for problem in problems for gold in golds_of(problem.answer)]
-        faults = gold_faults(golds, verifier, partial(grader_pool, task, source.section))
+        faults = gold_faults(golds, verifier, partial(grader_pool, task.experiment, source.section))
         for fault in dict.fromkeys(faults.values()):
-            found = [
-                problem.id for problem in problems if any(faults.get(g) is fault for g in golds_of(problem.answer))
-            ]
+            found = [p.id for p in problems if any(faults.get(gold) is fault for gold in golds_of(p.answer))]
             log.warning(
                 "%s: the gold answer of %d of %d problems of %s: %s; correct them in the data, or leave these problems "
                 "out: %s", source.field, len(found), len(problems), source.path, fault, _first_of(found, ANSWERS_NAMED),

@@ -5,15 +5,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from mrt_hpc.domains.grader_queue import GraderPool
-from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.protocol import Request
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel, ProverSession
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import Benchmark, Prompt
-from mrt_hpc.roles.sampling.grading import TraceGrader
+from mrt_hpc.roles.sampling.grading import TraceGrader, grader_pool
 from mrt_hpc.run.groups import Sampled, merge_samples
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
@@ -48,10 +46,7 @@ class Regrader:
 
     async def all(self, parts: Sequence[Sampled]) -> list[Sampled]:
         """The parts with today's verdicts, answers and values."""
-        grading = self.experiment.grading
-        verifier = verifier_of(self.benchmark.problems, grading)
-        pool = GraderPool(verifier, grading.processes, grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib)
-        with pool:
+        with grader_pool(self.experiment, self.benchmark.problems) as pool:
             grader = TraceGrader(pool, self._prompt.thought_end, self._session())
             return [await self._part(grader, part) for part in parts]
 
@@ -76,10 +71,7 @@ def changed_verdicts(before: Sequence[Sampled], now: Sequence[Sampled]) -> list[
 
 def traces_of(part: Sampled) -> list[Sampled]:
     sampled = {(r.problem_id, r.sample): Sampled(rollouts=[r], statistics=part.statistics) for r in part.rollouts}
-    for branch in part.branches:
-        sampled[branch.problem_id, branch.sample].branches.append(branch)
-    for answer in part.answers:
-        sampled[answer.problem_id, answer.sample].answers.append(answer)
-    for value in part.values:
-        sampled[value.problem_id, value.sample].values.append(value)
+    for name in ("branches", "answers", "values"):
+        for record in getattr(part, name):
+            getattr(sampled[record.problem_id, record.sample], name).append(record)
     return list(sampled.values())

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mrt_hpc.algorithms.base import SupervisedAlgorithm
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
@@ -32,6 +33,11 @@ from mrt_hpc.run.wandb_runs import upload
 
 log = logging.getLogger(__name__)
 
+RESOLVED_RECIPE = RunFile(what="resolved recipe", path="recipe.lock.yaml")
+EVALUATION_FILES = (
+    RunFile(what="evaluation samples", path="evals/"), RunFile(what="events of all attempts", path="events/"),
+)  # fmt: skip
+
 
 def run(task: Task) -> None:
     """Log the evaluations where the recipe asks for it, and write the report, even where logging fails.
@@ -43,8 +49,10 @@ def run(task: Task) -> None:
     try:
         if task.experiment.trains:
             evaluations = measurements(task.layout, task.experiment).evaluations
-            log_evaluations(task, evaluations)
-            write_event_files(task, evaluations)
+            if task.recipe.tracking.wandb:
+                log_evaluations(task, evaluations)
+            if task.recipe.tracking.tensorboard:
+                write_event_files(task, evaluations)
     finally:
         missing = task.retry(lambda: write_report(task.layout), "the report")
     if missing:
@@ -113,21 +121,15 @@ def comparison_notes(whose: Sequence[EvaluatedRun], records: Sequence[RunRecord]
 def distinguish_names(records: Sequence[RunRecord]) -> list[RunRecord]:
     """The page's records; models of one name get their evaluation's name too."""
     names = [record.name for record in records]
-    return [
-        record
-        if names.count(record.name) == 1 or record.evaluation is None
-        else replace(record, name=f"{record.name} ({record.evaluation})")
-        for record in records
-    ]
+    twice = [record.evaluation is not None and names.count(record.name) > 1 for record in records]
+    longer = [replace(record, name=f"{record.name} ({record.evaluation})") for record in records]
+    return [new if changed else old for old, new, changed in zip(records, longer, twice, strict=True)]
 
 
 def run_names(layouts: Sequence[RunLayout], recipes: Sequence[Experiment]) -> list[str]:
-    kinds = (
-        [recipe.name for recipe in recipes],
-        [layout.root.name for layout in layouts],
-        [str(layout.root) for layout in layouts],
-    )
-    return next((names for names in kinds if len(set(names)) == len(names)), kinds[-1])
+    whole = [str(layout.root) for layout in layouts]
+    kinds = ([recipe.name for recipe in recipes], [layout.root.name for layout in layouts])
+    return next((names for names in kinds if len(set(names)) == len(names)), whole)
 
 
 def records_of(layout: RunLayout, recipe: Experiment, measured: Measurements, name: str) -> list[RunRecord]:
@@ -156,40 +158,30 @@ def records_of(layout: RunLayout, recipe: Experiment, measured: Measurements, na
 def add_samples(layout: RunLayout, recipe: Experiment, record: RunRecord) -> RunRecord:
     samples = trace_samples(layout, recipe, record.summary)
     prefixes, unread = prefix_curves(layout, recipe, record.summary)
-    return replace(
-        record,
-        traces=samples.traces,
-        problems=samples.problems,
-        choice=samples.remarks,
-        prefixes=prefixes,
-        unread=unread,
-    )
+    record = replace(record, traces=samples.traces, problems=samples.problems, choice=samples.remarks)
+    return replace(record, prefixes=prefixes, unread=unread)
 
 
 def model_summaries(layout: RunLayout, recipe: Experiment, measured: Measurements, spent: Spending) -> list[RunSummary]:
     """Each model's results; its number is their version."""
-    shared = {
+    shared: dict[str, Any] = {
         "missing": (*measured.missing, *measured.unmade),
         "cost": allocated_cost(spent),
         "settings": evaluation_table(recipe),
-        "files": (
-            RunFile(what="resolved recipe", path="recipe.lock.yaml"),
-            RunFile(what="evaluation samples", path="evals/"),
-            RunFile(what="events of all attempts", path="events/"),
-        ),
+        "files": (RESOLVED_RECIPE, *EVALUATION_FILES),
         "versions": recorded_versions(layout.recipe_lock),
     }
-    first, *others = (
+    return [
         RunSummary(
             recipe=recipe.name,
             algorithm="",
             model=model.path,
             iterations_planned=0,
             evaluations=tuple(evaluation for evaluation in measured.evaluations if evaluation.version == number),
+            **(shared if number == 0 else {}),
         )
         for number, model in enumerate(recipe.models)
-    )
-    return [first.model_copy(update=shared), *others]
+    ]
 
 
 def evaluation_table(recipe: Experiment) -> dict[str, str]:
@@ -224,11 +216,10 @@ def run_summary(layout: RunLayout, recipe: Recipe, measured: Measurements, spent
         missing=(*measured.missing, *measured.unmade),
         cost=cost(layout, spent, recipe, measured.iterations),
         files=(
-            RunFile(what="resolved recipe", path="recipe.lock.yaml"),
+            RESOLVED_RECIPE,
             RunFile(what="last weights version", path=f"weights/v{recipe.schedule.iterations:06d}"),
             *sampled_files(recipe),
-            RunFile(what="evaluation samples", path="evals/"),
-            RunFile(what="events of all attempts", path="events/"),
+            *EVALUATION_FILES,
         ),
         versions=recorded_versions(layout.recipe_lock),
         upload=None if waiting is None else str(waiting),
@@ -268,22 +259,19 @@ def settings_table(recipe: Recipe) -> dict[str, str]:
 
 
 def cost(layout: RunLayout, spent: Spending, recipe: Recipe, iterations: Sequence[IterationMetrics]) -> RunCost:
-    hours = allocated_cost(spent)
-    if hours.wall_seconds is None:
-        return hours
-    measured = {
-        "generated_tokens": sum(m.generated_tokens or 0 for m in iterations) + collected_tokens(layout, recipe),
-        "sampled_tokens_per_second": sampled_rate(iterations, recipe.resources.inference.tasks),
-        "trained_tokens_per_second": trained_rate(iterations, recipe.resources.trainer.ranks),
-    }
-    return hours.model_copy(update=measured)
+    return allocated_cost(
+        spent,
+        generated_tokens=sum(m.generated_tokens or 0 for m in iterations) + collected_tokens(layout, recipe),
+        sampled_tokens_per_second=sampled_rate(iterations, recipe.resources.inference.tasks),
+        trained_tokens_per_second=trained_rate(iterations, recipe.resources.trainer.ranks),
+    )
 
 
-def allocated_cost(spent: Spending) -> RunCost:
-    """Time and hours; nothing before the first attempt."""
+def allocated_cost(spent: Spending, **measured: Any) -> RunCost:
+    """Time, hours and what was measured; nothing before the first attempt."""
     if spent.wall_seconds is None:
         return RunCost()
-    return RunCost(wall_seconds=spent.wall_seconds, gpu_hours=spent.gpu_hours, cpu_hours=spent.core_hours)
+    return RunCost(wall_seconds=spent.wall_seconds, gpu_hours=spent.gpu_hours, cpu_hours=spent.core_hours, **measured)
 
 
 def sampled_rate(iterations: Sequence[IterationMetrics], tasks: int) -> float | None:

@@ -3,8 +3,9 @@ first, middle and last iteration, with the same problems in all sources of a kin
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from typing import TypeVar
@@ -60,9 +61,7 @@ class TraceSource:
 def trace_samples(layout: RunLayout, recipe: Experiment, summary: RunSummary) -> TraceSamples:
     """Damage is named, and the rest shown."""
     troubles: list[str] = []
-    sources = _last_valued_first(
-        [*_evaluation_sources(layout, recipe, summary, troubles), *_rollouts(layout, summary, troubles)]
-    )
+    sources = _last_valued_first([*_sources(layout, recipe, summary, troubles)])
     tokens = first_tokenizer(_tokenizers(layout, recipe, summary), troubles) if sources else None
     traces = [trace for source in sources for trace in _traces(source, tokens)]
     if unmarked := sum(not trace.marked for trace in traces):
@@ -86,18 +85,22 @@ def _choice(sources: Sequence[TraceSource]) -> list[str]:
     ]
 
 
-def _evaluation_sources(
-    layout: RunLayout, recipe: Experiment, summary: RunSummary, troubles: list[str]
-) -> Iterator[TraceSource]:
+def _sources(layout: RunLayout, recipe: Experiment, summary: RunSummary, troubles: list[str]) -> Iterator[TraceSource]:
+    """Evaluations, then iterations; the troubles name those that cannot be read."""
+    readers: list[tuple[str, str, Callable[[], list[Group]]]] = []
     for benchmark, version in _shown_evaluations(summary):
         of_version = f" of version {version}" if recipe.trains else ""
-        what = f"evaluation{of_version} on {benchmark}"
+        shards = partial(_shards, layout, recipe, version, benchmark)
+        readers.append((f"evaluation{of_version} on {benchmark}", benchmark, shards))
+    done = [m.iteration for m in summary.iterations if m.reward_mean is not None]
+    for iteration in _space_evenly(done, 3):
+        readers.append((f"rollouts of iteration {iteration}", "train", partial(_rollouts, layout, iteration)))
+    for what, where, read in readers:
         try:
-            groups = _shards(layout, recipe, version, benchmark)
+            yield TraceSource(what, where, read())
         except (UserError, OSError) as error:
-            troubles.append(_unread_note(what, error))
-            continue
-        yield TraceSource(what, benchmark, groups)
+            reason = error.what if isinstance(error, UserError) else str(error)
+            troubles.append(f"Not shown, as they cannot be read: {what} ({reason}).")
 
 
 def _shards(layout: RunLayout, recipe: Experiment, version: int, benchmark: str) -> list[Group]:
@@ -109,21 +112,9 @@ def _shards(layout: RunLayout, recipe: Experiment, version: int, benchmark: str)
     return [read_group(places[shard], ids) for shard, ids in sorted(wanted.items())]
 
 
-def _rollouts(layout: RunLayout, summary: RunSummary, troubles: list[str]) -> Iterator[TraceSource]:
-    done = [m.iteration for m in summary.iterations if m.reward_mean is not None]
-    for iteration in _space_evenly(done, 3):
-        try:
-            positions = sorted(sampled_positions(layout, iteration))
-            groups = [read_sampled(layout, iteration, p) for p in _space_evenly(positions, PROBLEMS)]
-        except (UserError, OSError) as error:
-            troubles.append(_unread_note(f"rollouts of iteration {iteration}", error))
-            continue
-        yield TraceSource(f"rollouts of iteration {iteration}", "train", groups)
-
-
-def _unread_note(what: str, error: Exception) -> str:
-    reason = error.what if isinstance(error, UserError) else str(error)
-    return f"Not shown, as they cannot be read: {what} ({reason})."
+def _rollouts(layout: RunLayout, iteration: int) -> list[Group]:
+    positions = sorted(sampled_positions(layout, iteration))
+    return [read_sampled(layout, iteration, position) for position in _space_evenly(positions, PROBLEMS)]
 
 
 def _space_evenly(items: Sequence[Item], most: int) -> list[Item]:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import TypeVar
@@ -98,8 +99,7 @@ class StoredSamples:
         ``grader`` are preferred.
         """
         wanted, taken = set(range(count)), []
-        mine = grader[:DIGITS]
-        for batch in sorted(self.batches(position), key=lambda batch: batch.grader != mine):
+        for batch in sorted(self.batches(position), key=lambda batch: batch.grader != grader[:DIGITS]):
             if here := sorted(wanted.intersection(batch.samples)):
                 taken.append((batch, here))
                 wanted.difference_update(here)
@@ -109,9 +109,7 @@ class StoredSamples:
         """Sample numbers to draw: from the first missing to the last wanted; empty if all are there."""
         there = {number for batch in self.batches(position) for number in batch.samples}
         missing = [number for number in range(count) if number not in there]
-        if not missing:
-            return range(0)
-        return range(missing[0], missing[-1] + 1)
+        return range(missing[0], missing[-1] + 1) if missing else range(0)
 
     def commit(self, position: int, samples: range, sampled: Sampled, grader: str) -> bool:
         name = f"{samples.start:05d}-{samples.stop:05d}.{grader[:DIGITS]}"
@@ -227,12 +225,8 @@ class StoredParts:
 
     def claim_lacking(self, lacking: Mapping[range, list[int]]) -> dict[range, list[int]]:
         """Problems that no other task samples; this task then holds their leases while ``alive``."""
-        taken = [
-            p
-            for positions in lacking.values()
-            for p in positions
-            if self._write_to_store(partial(self._leases.claim, p))
-        ]
+        every = chain.from_iterable(lacking.values())
+        taken = [p for p in every if self._write_to_store(partial(self._leases.claim, p))]
         # Another task may have added samples, and released its lease, since these were found to be lacking.
         mine = self.lacking_positions(taken)
         for position in set(taken).difference(*mine.values()):
@@ -241,7 +235,7 @@ class StoredParts:
 
     def wait(self, lacking: Mapping[range, list[int]]) -> None:
         """Wait until other tasks have sampled one of these, or ended without it."""
-        waiting = sorted(position for positions in lacking.values() for position in positions)
+        waiting = sorted(chain.from_iterable(lacking.values()))
         log.info("another evaluation samples %d problem(s) that this one needs", len(waiting))
 
         def has_changed() -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -41,16 +41,10 @@ LONGEST_FOLDER = 34
 """Characters of the temporary folder. W&B's sockets lie up to 73 deeper, and a socket's path has at most 107."""
 
 
-class Service(Protocol):
-    def log(self, metrics: IterationMetrics) -> None:
-        """Log one iteration, under its number."""
-
-    def close(self, exit_code: int, /) -> None:
-        """Write the rest; the exit code is the attempt's."""
-
-
 class Tracker:
-    def __init__(self, services: Iterable[tuple[str, Service]] = (), layout: RunLayout | None = None) -> None:
+    def __init__(
+        self, services: "Iterable[tuple[str, WandbRun | EventFile]]" = (), layout: RunLayout | None = None
+    ) -> None:
         self._services = dict(services)
         """By name. A failed one gets nothing more in this attempt."""
         self._layout = layout
@@ -82,7 +76,7 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._each(lambda service: service.close(0 if error is None else 1))
 
-    def _each(self, act: Callable[[Service], None]) -> None:
+    def _each(self, act: "Callable[[WandbRun | EventFile], None]") -> None:
         for name, service in [*self._services.items()]:
             with _tolerate_failure(name, partial(self._services.pop, name)):
                 act(service)
@@ -164,13 +158,11 @@ def _private_sockets() -> Iterator[None]:
 
 
 def log_evaluations(task: Task, evaluations: Sequence[EvaluationSummary]) -> None:
-    """Log evaluations not logged yet, if the recipe asks; each is logged once, whenever an attempt is killed.
+    """Log evaluations not logged yet; each is logged once, whenever an attempt is killed.
 
     A kill leaves an unfinished directory, which is removed, or a finished one that the record names, which the next
     attempt puts in place.
     """
-    if not task.recipe.tracking.wandb:
-        return
     with _tolerate_failure(WANDB):
         task.retry(lambda: _Evaluations(task).log(evaluations), "the evaluations for W&B")
 
@@ -211,8 +203,7 @@ class _Evaluations:
         self._settle()
         logged = self._read().logged
         if new := [row for row in map(evaluation_row, evaluations) if row not in logged]:
-            fill = partial(_add_rows, new, self.task.plan.iterations + len(logged))
-            staged = _stage_run(self.task.layout, self.task.recipe, run_id(self.task), fill)
+            staged = _stage_run(self.task, partial(_add_rows, new, self.task.plan.iterations + len(logged)))
             atomic.write_json(
                 self.record, {"logged": [*logged, *new], "staged": str(staged.relative_to(self.record.parent))}
             )
@@ -243,19 +234,19 @@ def _add_rows(rows: Sequence[dict[str, float]], first_step: int, run: Any) -> No
         run.log(row, step=step)
 
 
-def _stage_run(layout: RunLayout, recipe: Recipe, identity: str, fill: Callable[[Any], None]) -> Path:
+def _stage_run(task: Task, fill: Callable[[Any], None]) -> Path:
     """A finished offline directory where `wandb sync` does not look, with a name free where it does: W&B names
     directories by the second.
     """
     while True:
-        place = atomic.temporary_sibling(layout.wandb / "staged")
+        place = atomic.temporary_sibling(task.layout.wandb / "staged")
         place.mkdir()
         # Silent, as W&B would name the place that the directory leaves.
-        with _offline_run(recipe, identity, place, silent=True) as run:
+        with _offline_run(task.recipe, run_id(task), place, silent=True) as run:
             fill(run)
         atomic.sync_tree(place)
         (directory,) = place.glob(f"*/{OFFLINE}")
-        if not (layout.offline_runs / directory.name).exists():
+        if not (task.layout.offline_runs / directory.name).exists():
             return directory
 
 
@@ -314,8 +305,6 @@ def numbers_in(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 def write_event_files(task: Task, evaluations: Sequence[EvaluationSummary]) -> None:
-    if not task.recipe.tracking.tensorboard:
-        return
     with _tolerate_failure(TENSORBOARD):
         write_iterations(task.layout, task.plan.iterations).close()
         if evaluations or task.layout.evaluation_events.exists():

@@ -264,7 +264,9 @@ class Trainer:
         done, self.reader = self.iteration, self.readers(self.iteration + 1)
         self.artifacts.publisher.state = f"{self.task.attempt}:{done}"
         self.artifacts.emit(EventKind.STEP, iteration=done)
-        if checkpoint_due := self._checkpoint_due():
+        # A checkpoint is due at the recipe's interval, and at a segment's end, where another job continues.
+        ends, every = self.iteration == self.task.job.end_iteration, self.task.recipe.training.checkpoint_every
+        if checkpoint_due := ends or self.iteration % every == 0:
             # The metrics come first: a checkpoint means that its iteration is wholly accounted for.
             self.artifacts.write_metrics(self._metrics(done, data, stats, timeline))
         with timeline.phase(Phase.PUBLISHING):
@@ -276,17 +278,10 @@ class Trainer:
         self.artifacts.write_metrics(metrics)
         self.tracker.log(metrics)
         reward = "" if metrics.reward_mean is None else f"reward {metrics.reward_mean:.3f}, "
-        weights, seconds = self.iteration, timeline.total
-        log.info("iteration %d: %sloss %.4f, weights version %d, %.1f s", done, reward, stats.loss, weights, seconds)
+        figures = (done, reward, stats.loss, self.iteration, timeline.total)
+        log.info("iteration %d: %sloss %.4f, weights version %d, %.1f s", *figures)
         for warning in metrics.warnings:
             log.warning("%s", warning)
-
-    def _checkpoint_due(self) -> bool:
-        """A checkpoint is due at the recipe's interval, and at a segment's end, where another job continues."""
-        return (
-            self.iteration % self.task.recipe.training.checkpoint_every == 0
-            or self.iteration == self.task.job.end_iteration
-        )
 
     def _metrics(self, iteration: int, data: Learnt, stats: UpdateStats, timeline: Timeline) -> IterationMetrics:
         rollouts, source = data.batch.rollouts if data.batch is not None else [], self.task.recipe.data

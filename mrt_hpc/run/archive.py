@@ -10,6 +10,7 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -21,15 +22,7 @@ from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.run import atomic
 from mrt_hpc.run.groups import PARTS, Group, Sampled, commit_group, complete_groups, group_of, table_of_group
 from mrt_hpc.run.layout import GROUPS, RunLayout
-from mrt_hpc.run.manifest import (
-    MANIFEST,
-    DamagedError,
-    Manifest,
-    parse_manifest,
-    read_manifest,
-    refuse_misplaced,
-    verify,
-)
+from mrt_hpc.run.manifest import MANIFEST, DamagedError, Manifest, parse_manifest, read_manifest, verify
 from mrt_hpc.run.parquet import arrow_schema
 from mrt_hpc.run.retries import list_directory
 
@@ -53,19 +46,16 @@ class GroupArchive:
     path: Path
 
     @cached_property
-    def members(self) -> dict[int, list[str]]:
-        """File names by position.
+    def members(self) -> set[int]:
+        """The positions of its groups.
 
         Raises:
             DamagedError: no archive of groups.
         """
-        members: dict[int, list[str]] = {}
         try:
-            for position, _, name in (name.partition("/") for name in self._zip.namelist()):
-                members.setdefault(int(position), []).append(name)
+            return {int(name.partition("/")[0]) for name in self._zip.namelist()}
         except UNREADABLE as error:
             raise DamagedError(f"the archive of groups cannot be read: {error!r}", where=self.path) from error
-        return members
 
     @cached_property
     def _zip(self) -> zipfile.ZipFile:
@@ -75,9 +65,7 @@ class GroupArchive:
         return zipfile.ZipFile(self.path)
 
     def manifest(self, position: int) -> Manifest:
-        manifest = parse_manifest(self.file(position, MANIFEST), self.path)
-        refuse_misplaced(manifest, self.path.parent / GROUPS / f"{position:05d}")
-        return manifest
+        return parse_manifest(self.file(position, MANIFEST), self.path, self.path.parent / GROUPS / f"{position:05d}")
 
     def read(self, position: int, reader: "Reader[Read]") -> "Read":
         manifest = self.manifest(position)
@@ -166,10 +154,9 @@ def sampled_positions(layout: RunLayout, iteration: int) -> set[int]:
     if archive is None and not beside:
         beside = complete_groups(layout.groups(iteration))  # it may have been unpacked and set aside meanwhile
         # or a node of a network filesystem remembers that there was no archive, until it lists the folder
-        archive = (
-            open_archive(layout, iteration) if layout.group_archive(iteration) in _list(layout, iteration) else None
-        )
-    return beside if archive is None else beside | set(archive.members)
+        if layout.group_archive(iteration) in _list(layout, iteration):
+            archive = open_archive(layout, iteration)
+    return beside if archive is None else beside | archive.members
 
 
 def _list(layout: RunLayout, iteration: int) -> list[Path]:
@@ -267,10 +254,8 @@ def unpack(layout: RunLayout, iteration: int) -> None:
     except DamagedError:
         return  # none of its content can be saved
     for position in positions:
-        try:
+        with suppress(DamagedError):  # the caller already knows of it, and has this group sampled again
             _unpack(archive, position, layout.group(iteration, position))
-        except DamagedError:
-            continue  # the caller already knows of the damage, and has this group sampled again
 
 
 def _unpack(archive: GroupArchive, position: int, path: Path) -> None:

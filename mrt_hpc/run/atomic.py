@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import UserError, retryable_error
 from mrt_hpc.run.layout import IDENTITY, LOCK
 from mrt_hpc.run.retries import list_directory, retry_action
 
@@ -84,12 +84,12 @@ def _run_around(folder: Path) -> Path | None:
 
 
 def _moved_run_error(folder: Path) -> UserError:
-    return UserError(
+    """The filesystem may be away for a moment only."""
+    return retryable_error(
         "the run directory is gone or was moved, and is not made again at its old place",
         where=folder,
         expected=f"a directory with {' or '.join(OWN_FILES)}",
         advice="where it was moved: mrt-hpc cancel NEWPATH, and then mrt-hpc submit NEWPATH",
-        exit_code=ExitCode.RETRYABLE,  # a filesystem may be away for a moment
     )
 
 

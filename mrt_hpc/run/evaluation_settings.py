@@ -17,7 +17,7 @@ from mrt_hpc.recipe.base import Section
 from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION
 from mrt_hpc.recipe.lock import versions
 from mrt_hpc.recipe.schema import Experiment
-from mrt_hpc.recipe.sections import Benchmark, BenchmarkSampling
+from mrt_hpc.recipe.sections import Benchmark
 from mrt_hpc.recipe.user_code import code_files
 from mrt_hpc.run.atomic import checksum, write_json
 from mrt_hpc.run.layout import RunLayout
@@ -83,12 +83,9 @@ def pruned_versions(layout: RunLayout, wanted: Iterable[int]) -> list[int]:
 
 def skipped_versions(layout: RunLayout) -> list[int]:
     """Versions already pruned when their evaluation was requested, and still missing."""
-    advice = Advice(
-        "rm -r {versions_passed_over}, and mrt-hpc submit RUN, which writes it",
-        versions_passed_over=layout.versions_passed_over,
-    )
-    kind = tuple[Whole, ...]
-    passed = read_if_there(layout.versions_passed_over, kind, "the list of removed versions", (), advice=advice)
+    path = layout.versions_passed_over
+    advice = Advice("rm -r {path}, and mrt-hpc submit RUN, which writes it", path=path)
+    passed = read_if_there(path, tuple[Whole, ...], "the list of removed versions", (), advice=advice)
     return sorted(set(passed).difference(published_versions(layout)))
 
 
@@ -155,9 +152,8 @@ class Fingerprint(BaseModel):
 
 def fingerprint_of(layout: RunLayout, experiment: Experiment, benchmark: Benchmark, weights: str) -> Fingerprint:
     """The fingerprint of a benchmark's samples; ``layout`` holds the problems, ``weights`` is a digest."""
-    own = [
-        kind.type for kind in (benchmark.mode, experiment.evaluation.prover) if kind is not None and ":" in kind.type
-    ]
+    kinds = [kind.type for kind in (benchmark.mode, experiment.evaluation.prover) if kind is not None]
+    own = [name for name in kinds if ":" in name]
     return Fingerprint(
         **_asked_settings(layout, experiment, benchmark),
         weights=weights,
@@ -170,26 +166,21 @@ def fingerprint_of(layout: RunLayout, experiment: Experiment, benchmark: Benchma
 
 def _asked_settings(layout: RunLayout, experiment: Experiment, benchmark: Benchmark) -> dict[str, Any]:
     """What the recipe asks of each sample; the direct mode is empty, even when written out."""
-    how = experiment.evaluation
+    how, sampling = experiment.evaluation, experiment.sampling_of(benchmark)
     mode = {} if benchmark.mode is None else _nonempty_fields(benchmark.mode)
+    prompt = {name: value for name, value in _nonempty_fields(sampling.prompt).items() if name not in PROMPT_FIELDS}
     return {
         "problems": data_checksum(layout.benchmark_data(benchmark.name)),
-        "sampling": _sampling_settings(layout, experiment.sampling_of(benchmark)),
+        "sampling": {  # a limit of prompts only decides which problems there are
+            "prompt": {**prompt, **prompt_contents(layout, sampling.prompt)},
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_tokens,
+        },
         "mode": {} if mode == {"type": "direct"} else mode,
         "episodes": _nonempty_fields(how.episodes or experiment.episodes),
         "prover": None if how.prover is None else _nonempty_fields(how.prover),
         "dtype": experiment.evaluation_dtype,
-    }
-
-
-def _sampling_settings(layout: RunLayout, how: BenchmarkSampling) -> dict[str, Any]:
-    """What decides a completion; a limit of prompts only decides which problems there are."""
-    prompt = {name: value for name, value in _nonempty_fields(how.prompt).items() if name not in PROMPT_FIELDS}
-    return {
-        "prompt": {**prompt, **prompt_contents(layout, how.prompt)},
-        "temperature": how.temperature,
-        "top_p": how.top_p,
-        "max_tokens": how.max_tokens,
     }
 
 

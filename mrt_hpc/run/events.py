@@ -168,8 +168,7 @@ class EventLog:
         emitter = {"time": time.time(), "kind": kind.value, "host": socket.gethostname(), "pid": os.getpid()}
         if taken := emitter.keys() & fields.keys():
             raise ValueError(f"event {kind.value}: {sorted(taken)} describe its emitter")
-        line = {**emitter, **fields}
-        text = json.dumps(line).encode() + b"\n"
+        text = json.dumps({**emitter, **fields}).encode() + b"\n"
         self._emitted.add(kind)
         retry_action(lambda: self._append(text), "an event", self.patience)
 

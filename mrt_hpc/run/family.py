@@ -51,7 +51,8 @@ class Axis:
         pieces = typed.split(",")
         others = [other for piece in pieces if (other := _OTHER_RANGE.fullmatch(piece))]
         values = tuple(value for piece in pieces for value in _values(piece))
-        if field == RECIPE or others or not _SAFE.fullmatch(field) or not all(_is_value(value) for value in values):
+        unsafe = [value for value in values if not _SAFE.fullmatch(value) or ".." in value]
+        if field == RECIPE or others or not _SAFE.fullmatch(field) or unsafe:
             expected = f"{SYNTAX}, the smaller one first; of letters, digits, and . + - _"
             meant = f"--sweep {field}={others[0][1]}..{others[0][2]}" if others else "--sweep seed=0..4"
             advice = Advice("mrt-hpc submit {recipes}", recipes=pieces) if field == RECIPE else Advice(meant)
@@ -75,10 +76,6 @@ def _values(piece: str) -> list[str]:
     """A value, or a range's whole numbers; a descending range counts as a value."""
     ends = _RANGE.fullmatch(piece)
     return [*map(str, range(int(ends[1]), int(ends[2]) + 1))] or [piece] if ends else [piece]
-
-
-def _is_value(text: str) -> bool:
-    return bool(_SAFE.fullmatch(text)) and ".." not in text
 
 
 @dataclass(frozen=True)
@@ -142,11 +139,9 @@ class Family:
             raise _other("this family has runs with values of other fields", root)
         axes = tuple(axis.add_values(mine[axis.field]) for axis in before.axes)
         if any(len(axis.values) > len(mine[axis.field].values) for axis in axes):
-            advice = Advice(
-                "the same command with {options}, to add runs; or with --run DIR, a directory of its own",
-                options=[word for axis in axes for word in axis.words],
-            )
-            raise _other("this family has runs with other values", root, advice)
+            options = [word for axis in axes for word in axis.words]
+            also = "the same command with {options}, to add runs; or with --run DIR, a directory of its own"
+            raise _other("this family has runs with other values", root, Advice(also, options=options))
         return replace(self, axes=axes)
 
     def record(self, root: Path) -> None:

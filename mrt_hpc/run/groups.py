@@ -146,7 +146,11 @@ def group_of(
     parts: dict[str, Any] = {
         name: read_records(file(_file_name(name)), record, where, problems) for name, record in PARTS.items()
     }
-    group = Group(**parts, statistics=_statistics(manifest.about, where), digest=manifest.digest)
+    try:
+        statistics = GroupStatistics(**manifest.about["statistics"])
+    except (KeyError, TypeError) as error:
+        raise DamagedError(f"the manifest of a group holds no statistics: {error!r}", where=where) from error
+    group = Group(**parts, statistics=statistics, digest=manifest.digest)
     if (wrong := wrong_number(group)) is not None:
         raise DamagedError(wrong, where=where)
     return group
@@ -199,13 +203,6 @@ def part_file(directory: Path, part: str) -> Path:
 
 def _file_name(part: str) -> str:
     return f"{part}.parquet"
-
-
-def _statistics(about: dict[str, Any], path: Path) -> GroupStatistics:
-    try:
-        return GroupStatistics(**about["statistics"])
-    except (KeyError, TypeError) as error:
-        raise DamagedError(f"the manifest of a group holds no statistics: {error!r}", where=path) from error
 
 
 def complete_groups(directory: Path) -> set[int]:

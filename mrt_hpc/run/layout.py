@@ -111,14 +111,12 @@ class RunLayout:
     @staticmethod
     def version_of(path: Path) -> int | None:
         """The number of a weights version's directory; None for other names."""
-        match = _WEIGHTS.fullmatch(path.name)
-        return int(match[1]) if match else None
+        return int(match[1]) if (match := _WEIGHTS.fullmatch(path.name)) else None
 
     @staticmethod
     def step_of(path: Path) -> int | None:
         """The number of a checkpoint's directory; None for other names."""
-        match = _CHECKPOINT.fullmatch(path.name)
-        return int(match[1]) if match else None
+        return int(match[1]) if (match := _CHECKPOINT.fullmatch(path.name)) else None
 
     def iteration(self, number: int) -> Path:
         """Collections have directories of their own."""
@@ -212,28 +210,27 @@ FAMILY = "family.json"
 def existing_run(run: Path) -> RunLayout:
     """The layout of a directory that a command made."""
     layout = RunLayout(absolute(run))
-    if not layout.plan.is_file():
-        if (run / FAMILY).is_file():
-            members = sorted(p.parent for p in run.glob("*/plan.json"))
-            raise UserError(
-                "this is a family of runs, and one run is asked for here",
-                value=str(run),
-                expected=f"one of {', '.join(map(str, members))}",
-                advice=Advice("the same command with {run}", run=members[0]) if members else "mrt-hpc runs",
-            )
-        folder = next((place for place in (run, run.parent) if any(place.glob("*/plan.json"))), run.parent)
-        runs = sorted(str(p.parent) for p in folder.glob("*/plan.json"))
-        if (within := "runs" / run).joinpath("plan.json").is_file():  # where submit makes them
-            folder, runs = within.parent, [str(within)]
+    if layout.plan.is_file():
+        return layout
+    if (run / FAMILY).is_file():
+        members = sorted(p.parent for p in run.glob("*/plan.json"))
         raise UserError(
-            "not a run directory: it has no plan.json",
+            "this is a family of runs, and one run is asked for here",
             value=str(run),
-            expected=f"one of {', '.join(runs)}"
-            if runs
-            else "a directory that `mrt-hpc submit` or `mrt-hpc eval` made",
-            advice=Advice("mrt-hpc runs {folder}", folder=folder),
+            expected=f"one of {', '.join(map(str, members))}",
+            advice=Advice("the same command with {run}", run=members[0]) if members else "mrt-hpc runs",
         )
-    return layout
+    folder = next((place for place in (run, run.parent) if any(place.glob("*/plan.json"))), run.parent)
+    runs = sorted(str(p.parent) for p in folder.glob("*/plan.json"))
+    if (within := "runs" / run).joinpath("plan.json").is_file():  # where submit makes them
+        folder, runs = within.parent, [str(within)]
+    made = "a directory that `mrt-hpc submit` or `mrt-hpc eval` made"
+    raise UserError(
+        "not a run directory: it has no plan.json",
+        value=str(run),
+        expected=f"one of {', '.join(runs)}" if runs else made,
+        advice=Advice("mrt-hpc runs {folder}", folder=folder),
+    )
 
 
 def new_run_directory(text: str) -> Path:
@@ -274,8 +271,7 @@ def split_at(typed: str) -> tuple[str, str | None]:
 
 def version_named(text: str, last: int, run: Path) -> int | str:
     """A version's number, or ``first`` or ``last``. ``run`` is for the error."""
-    text = text.strip()
-    if text in (FIRST, LAST):
+    if (text := text.strip()) in (FIRST, LAST):
         return text
     if text.isascii() and text.isdigit() and int(text) <= last:
         return int(text)

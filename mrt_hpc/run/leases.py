@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Self, TypeVar
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import UserError, retryable_error
 from mrt_hpc.recipe.ownership import file_bytes
 from mrt_hpc.run.atomic import create_text, write_json
 from mrt_hpc.run.layout import RunLayout
@@ -92,13 +92,12 @@ class Heart:
                 time.sleep(self._limit_s / BEATS_A_LIMIT)
         if isinstance(self._error, UserError):  # it is no matter of time
             raise self._error
-        raise UserError(
+        raise retryable_error(
             "the heartbeat cannot be written in time",
             where=self.path,
             expected=f"a beat and a look at the claims within {self._limit_s / 2:g} s",
             advice="df -h, and df -i, show whether the disk is full; a slow filesystem needs more "
             "resilience.heartbeat_limit_s; then type the same command again",
-            exit_code=ExitCode.RETRYABLE,
         )
 
 
@@ -185,7 +184,7 @@ class Holder:
         return hashlib.sha256(f"{self.run}\n{self.job}\n{self.index}".encode()).hexdigest()[:16]
 
     def as_json(self) -> dict[str, str | int]:
-        return {"run": str(self.run), "job": self.job, "index": self.index, "attempt": self.attempt}
+        return {**asdict(self), "run": str(self.run)}
 
 
 @dataclass(frozen=True)
@@ -214,7 +213,10 @@ class Leases:
             if not self._is_expired(path, self.observer.living_attempt):
                 return False
             generation += 1
-        return self._create(path)
+        try:
+            return create_text(path, json.dumps(self.mine.as_json()), durable=False)
+        except FileNotFoundError:
+            return False  # the folder was moved away meanwhile, as where all groups are there and are archived
 
     def free(self, positions: list[int]) -> list[int]:
         """The groups that :meth:`claim` would take now. Each heart is read once, and a lease only where it is new."""
@@ -238,12 +240,6 @@ class Leases:
             return True
         self._holders[path] = holder
         return holder == self.mine or living(self.heart(holder)) != holder.attempt
-
-    def _create(self, path: Path) -> bool:
-        try:
-            return create_text(path, json.dumps(self.mine.as_json()), durable=False)
-        except FileNotFoundError:
-            return False  # the folder was moved away meanwhile, as where all groups are there and are archived
 
     def release(self, position: int) -> None:
         """Give up a lease that other tasks may want at once."""

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, ExitCode, UserError, retryable_error
 from mrt_hpc.recipe.ownership import file_bytes
 from mrt_hpc.run.access import share_as_directory
 from mrt_hpc.run.atomic import checksum, checksums, commit_directory, make_folder, temporary_sibling, tree, write_json
@@ -51,11 +51,8 @@ def is_of_the_filesystem(error: BaseException) -> bool:
 
 def unreadable(path: Path, error: Exception) -> UserError:
     """The error for a file that cannot be read now and may be whole."""
-    return UserError(
-        f"the file cannot be read at the moment: {error!r}",
-        where=path,
-        advice=filesystem_advice(error),
-        exit_code=ExitCode.RETRYABLE,
+    return retryable_error(
+        f"the file cannot be read at the moment: {error!r}", where=path, advice=filesystem_advice(error)
     )
 
 
@@ -203,13 +200,11 @@ def read_manifest(directory: Path, *, anywhere: bool = False) -> Manifest:
         content = file_bytes(path)
     except (*NOT_THERE, ValueError) as error:
         raise DamagedError(f"no readable manifest: {error!r}", where=path) from error
-    manifest = parse_manifest(content, path)
-    if not anywhere:
-        refuse_misplaced(manifest, directory)
-    return manifest
+    return parse_manifest(content, path, None if anywhere else directory)
 
 
-def parse_manifest(text: bytes, where: Path) -> Manifest:
+def parse_manifest(text: bytes, where: Path, place: Path | None) -> Manifest:
+    """A manifest from ``where``, of a directory at ``place``; None for any."""
     try:
         content = json.loads(text)
         seal = content.pop("seal")
@@ -219,6 +214,8 @@ def parse_manifest(text: bytes, where: Path) -> Manifest:
         raise DamagedError(f"no readable manifest: {error!r}", where=where) from error
     if seal != json_digest(content):
         raise DamagedError("the manifest is damaged: its seal does not fit", where=where)
+    if place is not None:
+        refuse_misplaced(manifest, place)
     return manifest
 
 

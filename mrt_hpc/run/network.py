@@ -8,7 +8,7 @@ import socket
 import struct
 from collections.abc import Sequence
 
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, UserError, retryable_error
 
 LOOPBACK = "127.0.0.1"
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -42,7 +42,7 @@ def address_towards(other: str) -> str:
 
 
 def _no_way(other: str, why: str) -> UserError:
-    return UserError(
+    return retryable_error(
         f"this node has no way by IPv4 to another node of its task: {why}",
         value=other,
         where=socket.gethostname(),
@@ -53,7 +53,6 @@ def _no_way(other: str, why: str) -> UserError:
             "resources.trainer.ranks_per_node)",
             gloo_interface=GLOO_INTERFACE,
         ),
-        exit_code=ExitCode.RETRYABLE,
     )
 
 

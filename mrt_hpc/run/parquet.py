@@ -41,17 +41,15 @@ _ARROW_TYPES: dict[type, pa.DataType] = {
 def arrow_schema(record_type: type) -> pa.Schema:
     """The columns of a record; only optional fields may be null."""
     hints = typing.get_type_hints(record_type)
-    return pa.schema([_arrow_field(f.name, hints[f.name]) for f in dataclasses.fields(record_type)])
-
-
-def _arrow_field(name: str, hint: Any) -> pa.Field:
-    if typing.get_origin(hint) is types.UnionType:
-        (inner,) = [t for t in typing.get_args(hint) if t is not types.NoneType]
-        return pa.field(name, _arrow_type(inner), nullable=True)
-    return pa.field(name, _arrow_type(hint), nullable=False)
+    names = [f.name for f in dataclasses.fields(record_type)]
+    return pa.schema(
+        [pa.field(n, _arrow_type(hints[n]), typing.get_origin(hints[n]) is types.UnionType) for n in names]
+    )
 
 
 def _arrow_type(hint: Any) -> pa.DataType:
+    if typing.get_origin(hint) is types.UnionType:
+        (hint,) = [t for t in typing.get_args(hint) if t is not types.NoneType]
     if typing.get_origin(hint) is list:
         return pa.list_(_arrow_type(typing.get_args(hint)[0]))
     if isinstance(hint, type) and issubclass(hint, StrEnum):
@@ -88,30 +86,24 @@ def write_table(table: pa.Table, to: Path | pa.BufferOutputStream) -> None:
     """Numbers such as log-probabilities hardly repeat, so a dictionary only costs; byte streams make bytes that are
     zero in all numbers vanish.
     """
-    split = [_leaf(column) for column in table.schema if pa.types.is_floating(_scalar(column.type))]
+    leaves = dict(map(_leaf, table.schema))
+    split = [name for name, kind in leaves.items() if pa.types.is_floating(kind)]
     pq.write_table(
         table,
         to,
         compression="zstd",
         compression_level=3,
-        use_dictionary=[_leaf(column) for column in table.schema if _leaf(column) not in split],
+        use_dictionary=[name for name in leaves if name not in split],
         column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
     )
 
 
-def _leaf(column: pa.Field) -> str:
-    """Parquet's name for a column's values."""
-    return column.name + ".list.element" * _depth(column.type)
-
-
-def _depth(kind: pa.DataType) -> int:
-    """How many lists surround a column's values."""
-    return 1 + _depth(kind.value_type) if pa.types.is_list(kind) else 0
-
-
-def _scalar(kind: pa.DataType) -> pa.DataType:
-    """The type of the innermost values."""
-    return _scalar(kind.value_type) if pa.types.is_list(kind) else kind
+def _leaf(column: pa.Field) -> tuple[str, pa.DataType]:
+    """Parquet's name for a column's values, and the type of the innermost ones."""
+    name, kind = column.name, column.type
+    while pa.types.is_list(kind):
+        name, kind = f"{name}.list.element", kind.value_type
+    return name, kind
 
 
 def read_records(
@@ -136,7 +128,8 @@ def read_records(
     defaults = _defaults(record_type)
     if table.schema.names != [name for name in expected.names if name in there or name not in defaults]:
         raise _other_columns(where or source, table.schema.names, str(expected.names))
-    return [record_type(**_restore_enums(row, record_type)) for row in table.to_pylist()]
+    enums = _enum_fields(record_type).items()  # type: ignore[arg-type]
+    return [record_type(**(row | {name: enum(row[name]) for name, enum in enums})) for row in table.to_pylist()]
 
 
 def _read_table(source: Path | BytesIO, where: Path | None, filters: pc.Expression | None) -> pa.Table:
@@ -173,8 +166,7 @@ def _other_columns(where: object, columns: list[str], expected: str) -> UserErro
 def read_part(path: Path, record_type: type[Record]) -> list[Record]:
     """All rows with some columns: a trace of thousands of tokens is not kept for its length."""
     table = read_columns(path, record_type)
-    names, rows = table.column_names, zip(*(column.to_pylist() for column in table.columns), strict=True)
-    return [record_type(**dict(zip(names, row, strict=True))) for row in rows]
+    return [record_type(**row) for row in table.to_pylist()]
 
 
 def read_columns(source: Path | BytesIO, record_type: type[Any], where: Path | None = None) -> pa.Table:
@@ -240,12 +232,6 @@ def _defaults(record_type: type) -> dict[str, Any]:
     fields = dataclasses.fields(record_type)
     made = {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
     return made | {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
-
-
-def _restore_enums(row: dict[str, Any], record_type: type[Any]) -> dict[str, Any]:
-    for name, enum in _enum_fields(record_type).items():  # type: ignore[arg-type]
-        row[name] = enum(row[name])
-    return row
 
 
 @cache

@@ -45,29 +45,19 @@ def read_lines(
     """
     if not path.is_file():
         raise UserError("no such data file", value=str(path), expected="a file of JSON lines", advice=advice)
-    items: list[Item] = []
-    seen: dict[str, int] = {}
+    items: dict[str, tuple[int, Item]] = {}
     with path.open("rb") as stream:
-        for number, line in enumerate(limited_lines(stream, path), start=1):
-            if limit is not None and len(items) == limit:
-                break
-            if not line.strip():
-                continue
+        filled = ((n, line) for n, line in enumerate(limited_lines(stream, path), start=1) if line.strip())
+        for number, line in islice(filled, limit):
             where = f"{path}, line {number}"
             item = parse(_object(line, where, advice), where)
-            name = identity(item)
-            if name in seen:
-                raise UserError(
-                    f"line {seen[name]} has the same id",
-                    value=name,
-                    where=f"{where}, id",
-                    advice="give each line its own id",
-                )
-            seen[name] = number
-            items.append(item)
+            if (name := identity(item)) in items:
+                what = f"line {items[name][0]} has the same id"
+                raise UserError(what, value=name, where=f"{where}, id", advice="give each line its own id")
+            items[name] = number, item
     if not items:
         raise UserError("the data file holds nothing", where=path, advice=advice)
-    return items
+    return [item for _, item in items.values()]
 
 
 HALF = "a text holds half of a character, which no file can hold as UTF-8"
@@ -205,9 +195,9 @@ class LeftOut:
 
 def omitted_problems(path: Path) -> dict[str, int]:
     """Prompt tokens of left out problems, by id."""
-    advice = Advice("rm -r {left_out_file}: nothing but reports name these problems", left_out_file=omitted_file(path))
-    what = "the list of problems left out"
-    return read_if_there(omitted_file(path), LeftOut, what, LeftOut({}), advice=advice).tokens
+    file, what = omitted_file(path), "the list of problems left out"
+    advice = Advice("rm -r {file}: nothing but reports name these problems", file=file)
+    return read_if_there(file, LeftOut, what, LeftOut({}), advice=advice).tokens
 
 
 def draw_problems(problems: Sequence[Problem], run_seed: int, iteration: int, count: int) -> list[Problem]:

@@ -84,8 +84,7 @@ def forget_other_pythons() -> None:
     """
     os.environ.pop("PYTHONHOME", None)
     named = [place for place in os.environ.pop("PYTHONPATH", "").split(os.pathsep) if place]
-    kept = [place for place in named if Path(place, "mrt_hpc").is_dir()]
-    if kept:
+    if kept := [place for place in named if Path(place, "mrt_hpc").is_dir()]:
         os.environ["PYTHONPATH"] = os.pathsep.join(kept)
     dropped = {os.path.normpath(place) for place in named} - {os.path.normpath(place) for place in kept}
     sys.path[:] = [place for place in sys.path if os.path.normpath(place) not in dropped]

@@ -3,15 +3,17 @@ affect it and containers need not bind the originals' folder.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.recipe.schema import Experiment
-from mrt_hpc.recipe.sections import Prompt
+from mrt_hpc.recipe.sections import Benchmark, Evaluation, Prompt
 from mrt_hpc.run.atomic import checksum, write_bytes
 from mrt_hpc.run.layout import RunLayout
 
+SectionT = TypeVar("SectionT", Experiment, Evaluation, Benchmark)
 PROMPT_FIELDS = ("chat_template", "examples")
 
 
@@ -70,18 +72,13 @@ def read_experiment(layout: RunLayout, *, trust: bool = False) -> Experiment:
     """A run's recipe, with the run's own copies of prompt files."""
     recipe = read_lock(layout.recipe_lock, trust=trust)
 
-    def own(prompt: Prompt) -> Prompt:
+    def own(section: SectionT) -> SectionT:
+        """The section with its prompt changed, if it has one."""
+        if (prompt := section.prompt) is None:
+            return section
         places = {field: str(_there(layout, path)) for field, path in files_of(prompt).items()}
-        return prompt.model_copy(update=places)
+        return section.model_copy(update={"prompt": prompt.model_copy(update=places)})
 
-    return _change_prompts(recipe, own)
-
-
-def _change_prompts(recipe: Experiment, changed: Callable[[Prompt], Prompt]) -> Experiment:
-    how = recipe.evaluation
-    benchmarks = tuple(
-        b if b.prompt is None else b.model_copy(update={"prompt": changed(b.prompt)}) for b in how.benchmarks
-    )
-    prompt = None if how.prompt is None else changed(how.prompt)
-    evaluation = how.model_copy(update={"prompt": prompt, "benchmarks": benchmarks})
-    return recipe.model_copy(update={"prompt": changed(recipe.prompt), "evaluation": evaluation})
+    evaluation = own(recipe.evaluation)
+    benchmarks = tuple(map(own, evaluation.benchmarks))
+    return own(recipe).model_copy(update={"evaluation": evaluation.model_copy(update={"benchmarks": benchmarks})})

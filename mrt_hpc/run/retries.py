@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, ExitCode, UserError, retryable_error
 
 T = TypeVar("T")
 
@@ -44,6 +44,10 @@ class Shortage(NamedTuple):
     """Advice for the user."""
     shown_by: str
     """The command that shows what is left."""
+
+    @property
+    def advice(self) -> Advice:
+        return Advice("{next} ({by} shows what is left)", next=Advice(self.next), by=Advice(self.shown_by))
 
 
 FULL_DISK = Shortage("the disk is full", "the disk stayed full", "make room, or ask for more quota", "df -h")
@@ -84,9 +88,7 @@ def filesystem_advice(error: BaseException, then: str = "type the same command a
     place = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else "."
     after = Advice(then)
     if number in FULL:
-        lacking = shortage(error)
-        room = {"next": Advice(lacking.next), "shown_by": Advice(lacking.shown_by)}
-        return Advice("{next} ({shown_by} shows what is left), and {then}", then=after, **room)
+        return Advice("{room}, and {then}", room=shortage(error).advice, then=after)
     if number in TICKET:
         what = "kinit renews the ticket that this filesystem asks for (klist shows it)"
     elif number == errno.EROFS:
@@ -140,20 +142,11 @@ def _wait_for_room(error: Exception, what: str, patience: RetryPolicy, began: fl
         raise UserError(
             f"{lacking.lasting} for {limit_s / 60:.0f} minutes: {what} could not be written",
             value=str(error),
-            advice=Advice(
-                "{next} ({shown_by} shows what is left); the run continues by itself, or with mrt-hpc submit RUN",
-                next=Advice(lacking.next),
-                shown_by=Advice(lacking.shown_by),
-            ),
+            advice=Advice("{room}; the run continues by itself, or with mrt-hpc submit RUN", room=lacking.advice),
             exit_code=ExitCode.GIVE_BACK,
         ) from error
-    log.warning(
-        "%s: %s (%s). The task waits until there is room, and then continues with: %s",
-        PAUSED,
-        lacking.what,
-        error,
-        what,
-    )
+    then = "The task waits until there is room, and then continues with"
+    log.warning("%s: %s (%s). %s: %s", PAUSED, lacking.what, error, then, what)
     time.sleep(patience.full_pause_s)
 
 
@@ -213,12 +206,7 @@ def wait_until(
             check()
         remaining = end - time.monotonic()
         if remaining <= 0:
-            raise UserError(
-                f"gave up waiting for {reason} after {deadline_s:.0f} s",
-                where=where,
-                advice=advice,
-                exit_code=ExitCode.RETRYABLE,
-            )
+            raise retryable_error(f"gave up waiting for {reason} after {deadline_s:.0f} s", where=where, advice=advice)
         time.sleep(min(pause, remaining))
         pause = min(pause * 1.5, longest_pause_s)
     return value

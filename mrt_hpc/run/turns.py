@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import retryable_error
 from mrt_hpc.run.access import is_mine
 
 
@@ -34,7 +34,9 @@ class Turn:
     def take(self) -> bool:
         """Take the turn if free, without waiting; returns whether this process has it."""
         if self.path is not None and not self._mine:
-            self._mine = try_lock(self._open_descriptor(self.path), self.path)
+            if self._descriptor is None:
+                self._descriptor = _own_file(self.path)
+            self._mine = try_lock(self._descriptor, self.path)
         return self.is_mine
 
     def pass_on(self) -> None:
@@ -51,11 +53,6 @@ class Turn:
         self._mine = False
         if self.path is not None:
             self.path.unlink(missing_ok=True)
-
-    def _open_descriptor(self, path: Path) -> int:
-        if self._descriptor is None:
-            self._descriptor = _own_file(path)
-        return self._descriptor
 
 
 def remove_abandoned(paths: Iterable[Path]) -> None:
@@ -79,11 +76,10 @@ def _own_file(path: Path) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     if os.fstat(descriptor).st_uid != os.geteuid():
         os.close(descriptor)
-        raise UserError(
+        raise retryable_error(
             "the file by which trainer and inference take turns belongs to another user",
             where=path,
             advice="name a folder of your own as scratch in the site profile, and mrt-hpc submit RUN",
-            exit_code=ExitCode.RETRYABLE,
         )
     return descriptor
 
@@ -99,13 +95,12 @@ def try_lock(descriptor: int, path: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        raise UserError(
+        raise retryable_error(
             "the filesystem of the folder for temporary files takes no locks",
             where=path,
             value=f"flock: {error.strerror or error}",
             expected="a folder on a disk of the node",
             advice="name such a folder as scratch in the site profile (on this machine: set TMPDIR), and type the same "
             "mrt-hpc submit RUN; mrt-hpc doctor --on-node tries it",
-            exit_code=ExitCode.RETRYABLE,
         ) from error
     return True

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
+from pydantic_core import ValidationError
 
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.recipe.ownership import file_bytes
@@ -76,25 +77,17 @@ def decode_typed(data: bytes, kind: type[T]) -> T:
     """
     try:
         if (validated := getattr(kind, "model_validate_json", None)) is not None:
-            return _validate_model(validated, data)
+            content: T = validated(data)
+            return content
         return msgspec.json.decode(data, type=kind, dec_hook=_decode_path)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise ValueError(str(error)) from error
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
-def _validate_model(validated: Callable[[bytes], T], data: bytes) -> T:
-    """The content as a pydantic model; names its first fault in a line."""
-    try:
-        return validated(data)
-    except ValueError as error:
-        errors: Callable[..., list[dict[str, Any]]] | None = getattr(error, "errors", None)
-        if errors is None:
-            raise
-        first = errors(include_url=False, include_input=False, include_context=False)[0]
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise ValueError(f"{first['msg']}{f' (at {place})' if place else ''}") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def _decode_path(kind: type, value: Any) -> Any:

@@ -33,7 +33,6 @@ def waiting_directories(layout: RunLayout) -> list[Path]:
 
 def upload(layout: RunLayout) -> Upload | None:
     """None if nothing is tracked or left."""
-    waiting = waiting_directories(layout)
-    if not waiting:
+    if not (waiting := waiting_directories(layout)):
         return None
     return Upload(len(waiting), f"wandb sync {word(layout.offline_runs.absolute())}/{OFFLINE}")

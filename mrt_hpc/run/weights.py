@@ -114,9 +114,8 @@ def kept_versions(recipe: Recipe, version: int) -> set[int]:
     was not imported: they may go.
     """
     newest = range(version - recipe.training.keep_weights + 1, version + 1)
-    algorithm = recipe.algorithm
-    known = isinstance(algorithm, AlgorithmSettings)
-    traces = algorithm.traces_versions(recipe.schedule.iterations) if known else ()
+    known = isinstance(recipe.algorithm, AlgorithmSettings)
+    traces = recipe.algorithm.traces_versions(recipe.schedule.iterations) if known else ()
     return {*newest, 0, *recipe.evaluated_versions, *traces}
 
 

@@ -60,17 +60,7 @@ def changes(layout: RunLayout, recipe: Experiment) -> list[Change]:
     """Fields in which a submission differs from the run, each with the reason of a refusal, if any."""
     locked = read_lock(layout.recipe_lock)
     differing = differences(locked.model_dump(mode="json"), recipe.model_dump(mode="json"))
-    return [
-        Change(
-            field, old, new, None if _is_moved(field, old, new) else _change_objection(layout, locked, recipe, field)
-        )
-        for field, old, new in differing
-    ]
-
-
-def _is_moved(field: str, old: Any, new: Any) -> bool:
-    """Whether a field names the same hub model in a moved cache."""
-    return field in MODELS and isinstance(old, str) and isinstance(new, str) and is_same_model(old, new)
+    return [Change(*change, _change_objection(layout, locked, recipe, *change)) for change in differing]
 
 
 def refuse_other_recipe(layout: RunLayout, recipe: Experiment) -> None:
@@ -93,7 +83,7 @@ def _instead(layout: RunLayout, refused: Sequence[Change]) -> Advice:
     )
     has_trained = max(published_versions(layout), default=0) > 0
     done = iterations_done(layout)
-    forked = [_change_of_fork(change, done) for change in refused]
+    forked = [replace(c, new=c.new - done if c.new > done else None) if c.field == ITERATIONS else c for c in refused]
     if has_trained and len(forked) <= NAMED and all(change.may_be_forked for change in forked):
         return Advice(
             "mrt-hpc fork {run} --at last {options} begins another run with its last weights; {advice}",
@@ -104,20 +94,16 @@ def _instead(layout: RunLayout, refused: Sequence[Change]) -> Advice:
     return advice
 
 
-def _change_of_fork(change: Change, done: int) -> Change:
-    if change.field != ITERATIONS:
-        return change
-    return replace(change, new=change.new - done if change.new > done else None)
-
-
-def _change_objection(layout: RunLayout, locked: Experiment, wanted: Experiment, field: str) -> str | None:
+def _change_objection(
+    layout: RunLayout, locked: Experiment, wanted: Experiment, field: str, old: Any, new: Any
+) -> str | None:
+    if field in MODELS and isinstance(old, str) and isinstance(new, str) and is_same_model(old, new):
+        return None  # the same model of the hub in a moved cache
     if not isinstance(locked, Recipe) or not isinstance(wanted, Recipe):
         if field.startswith("inputs."):
             return "this file has changed since the evaluation began"
         return None if field.partition(".")[0] in (*FREE_SECTIONS, "expected") else OF_THE_RESULT
-    if field.partition(".")[0] in (*FREE_SECTIONS, *RECORDED_SECTIONS):
-        return None
-    if field in FREE_FIELDS:
+    if field.partition(".")[0] in (*FREE_SECTIONS, *RECORDED_SECTIONS) or field in FREE_FIELDS:
         return None
     if field == ITERATIONS:
         return _iterations_objection(layout, locked, wanted)
@@ -131,8 +117,8 @@ def _change_objection(layout: RunLayout, locked: Experiment, wanted: Experiment,
 
 def _prompts_objection(layout: RunLayout, locked: PromptLimits, wanted: PromptLimits) -> str | None:
     """Refuse a prompt limit that changes training problems after sampling."""
-    if nothing_sampled(layout):
-        return None
+    if not published_versions(layout) and not any(list_directory(layout.groups(i)) for i in (COLLECTION, 0)):
+        return None  # nothing was ever sampled
     if wanted.max_prompt_tokens < locked.max_prompt_tokens:
         return "problems with longer prompts may have been sampled already"
     if come_back := returning_problems(layout.train_data, wanted):
@@ -146,11 +132,6 @@ def returning_problems(path: Path, wanted: PromptLimits) -> list[str]:
     return [
         name for name, tokens in omitted_problems(path).items() if not dropped or tokens <= wanted.max_prompt_tokens
     ]
-
-
-def nothing_sampled(layout: RunLayout) -> bool:
-    """Whether the run has no weights, and never had any that were sampled with."""
-    return not published_versions(layout) and not any(list_directory(layout.groups(i)) for i in (COLLECTION, 0))
 
 
 def _iterations_objection(layout: RunLayout, locked: Recipe, wanted: Recipe) -> str | None:
@@ -173,8 +154,7 @@ def _iterations_objection(layout: RunLayout, locked: Recipe, wanted: Recipe) -> 
 
 
 def _warmup_steps(recipe: Recipe) -> int:
-    total = recipe.schedule.iterations * recipe.training.optimizer_steps_per_iteration
-    return warmup_steps(total, recipe.training)
+    return warmup_steps(recipe.schedule.iterations * recipe.training.optimizer_steps_per_iteration, recipe.training)
 
 
 def iterations_done(layout: RunLayout) -> int:
@@ -186,11 +166,9 @@ def iterations_done(layout: RunLayout) -> int:
 def keep_warmup(layout: RunLayout, locked: Recipe, wanted: Recipe) -> Recipe:
     """The recipe with the length of a warm-up that has begun, which other iterations would change."""
     constant = wanted.training.schedule == locked.training.schedule == "constant"
-    unnamed = wanted.training.warmup_steps is None
+    unnamed = wanted.training.warmup_steps is None and wanted.training.warmup_ratio == locked.training.warmup_ratio
     begun = iterations_done(layout) > 0 and wanted.schedule.iterations != locked.schedule.iterations
-    if not (constant and unnamed and begun) or wanted.training.warmup_ratio != locked.training.warmup_ratio:
-        return wanted
-    if (steps := _warmup_steps(locked)) == _warmup_steps(wanted):
+    if not (constant and unnamed and begun) or (steps := _warmup_steps(locked)) == _warmup_steps(wanted):
         return wanted
     training = wanted.training.model_copy(update={"warmup_steps": steps})
     return wanted.model_copy(update={"training": training})

@@ -61,16 +61,18 @@ def removals(layout: RunLayout, plan: Plan, recipe: Experiment, asked: Collectio
     Args:
         asked: kinds asked for by name; none for the usual ones.
     """
-    finished, units = is_finished(layout, plan), [unit for job in plan.jobs for unit in job.evaluations]
+    finished = all(is_done(layout, job) for job in plan.jobs if job.role is not Role.REPORT)  # which can follow later
+    units = [unit for job in plan.jobs for unit in job.evaluations]
     settings = evaluation_settings(layout, recipe) if units else {}
     lacking = {(u.version, u.benchmark) for u in units if not is_evaluated(layout, u, settings[u.benchmark])}
     evaluated = {(u.version, u.benchmark) for u in units} - lacking
+    logs = sorted(path for path in layout.logs.rglob("*") if path.suffix in OF_LOGS and path.is_file())
     planned = {
         Removable.CHECKPOINTS: _checkpoints(layout, everything=finished and Removable.CHECKPOINTS in asked),
         Removable.WEIGHTS: _weights(layout, recipe, {version for version, _ in lacking}, finished=finished),
         Removable.SET_ASIDE: (list_directory(layout.set_aside), "only for looking at what had gone wrong"),
         Removable.PARTS: (_parts(layout, evaluated), "their content is in the shards, or was never complete"),
-        Removable.LOGS: (_logs(layout), "events and records stay"),
+        Removable.LOGS: (logs, "events and records stay"),
     }
     wanted = [kind for kind in Removable if kind in (asked or USUAL)]
     found = [(kind, _paths_inside(layout.root, planned[kind][0]), planned[kind][1]) for kind in wanted]
@@ -82,11 +84,6 @@ def _paths_inside(root: Path, paths: Sequence[Path]) -> list[Path]:
     above = {path.parent for path in paths}
     inside = {folder for folder in above if folder.resolve() == root.resolve() / folder.relative_to(root)}
     return [path for path in paths if path.parent in inside]
-
-
-def is_finished(layout: RunLayout, plan: Plan) -> bool:
-    """Whether all tasks but the report are done, which can be written at any time."""
-    return all(is_done(layout, job) for job in plan.jobs if job.role is not Role.REPORT)
 
 
 def _checkpoints(layout: RunLayout, *, everything: bool) -> tuple[list[Path], str]:
@@ -111,18 +108,11 @@ def _weights(layout: RunLayout, recipe: Experiment, to_evaluate: set[int], *, fi
 def _parts(layout: RunLayout, evaluated: set[tuple[int, str]]) -> list[Path]:
     samples = (layout.evaluation_samples(*unit) for unit in sorted(evaluated))
     done = [path for path in samples if path.is_dir()]
-    folders = [benchmark for version in list_directory(layout.root / "evals") for benchmark in _folders(version)]
+    versions = [path for path in list_directory(layout.root / "evals") if path.is_dir()]
+    folders = [path for version in versions for path in list_directory(version) if path.is_dir()]
     places = [layout.root, layout.weights, layout.checkpoints, *folders]
     left = [path for place in places for path in list_directory(place) if is_temporary(path)]
     return [*done, *left]
-
-
-def _folders(path: Path) -> list[Path]:
-    return [folder for folder in list_directory(path) if folder.is_dir()] if path.is_dir() else []
-
-
-def _logs(layout: RunLayout) -> list[Path]:
-    return sorted(path for path in layout.logs.rglob("*") if path.suffix in OF_LOGS and path.is_file())
 
 
 def frees(paths: Sequence[Path]) -> int:

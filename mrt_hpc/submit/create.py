@@ -177,7 +177,8 @@ def try_own_verifiers(recipe: Experiment, *, here: bool, warn: Callable[[str], N
         here: tasks run on this machine; elsewhere environments differ, so an error is only a doubt.
         warn: receives a sentence on each doubt.
     """
-    own = {path: source for path, source in problem_sources(IN_RUN, recipe).items() if _has_own_verifier(source)}
+    sources = problem_sources(IN_RUN, recipe).items()
+    own = {path: source for path, source in sources if source.verifier is not None and ":" in source.verifier.type}
     if not own:
         return
     try:
@@ -197,10 +198,6 @@ def try_own_verifiers(recipe: Experiment, *, here: bool, warn: Callable[[str], N
             warn(f"{error.what}, on this machine: {error.where}; the first job tries it with the environment of tasks")
 
 
-def _has_own_verifier(source: sections.Problems) -> bool:
-    return source.verifier is not None and ":" in source.verifier.type
-
-
 def check_model(recipe: Experiment) -> None:
     """Refuse models and prompt files that are missing or evidently cannot work, before submission."""
     for field, path in prompt_files(recipe).items():
@@ -211,30 +208,23 @@ def check_model(recipe: Experiment) -> None:
     for prompt in _prompts(recipe):
         if prompt.examples is not None and prompt.shots:
             examples_before("", read_examples(Path(prompt.examples)), prompt)
-    if not isinstance(recipe, Recipe):
-        _check_models(recipe)
-        return
-    if isinstance(recipe.model, sections.HuggingFaceModel):
+    for number, model in enumerate(recipe.models):
+        if model.run is None or Path(model.path).is_dir():  # the first job checks what a run still has to publish
+            refuse_unfetched(model.path, f"models.{number}.path")
+            files = ModelFiles(Path(model.path), f"models.{number}.path", _prompts(recipe))
+            files.check(recipe.longest_sequence, trained=False)
+            _check_division(files, recipe, "evaluation")
+    if isinstance(recipe, Recipe) and isinstance(recipe.model, sections.HuggingFaceModel):
         refuse_unfetched(recipe.model.path, "model.path")
         files = ModelFiles(Path(recipe.model.path), "model.path", _prompts(recipe))
         files.check(recipe.longest_sequence)
         _check_division(files, recipe, "inference", "evaluation")
         files.check_sharing(recipe.training.sequence_parallel)
-    if recipe.prover is not None and recipe.prover.model is not None:
+    if isinstance(recipe, Recipe) and recipe.prover is not None and recipe.prover.model is not None:
         refuse_unfetched(recipe.prover.model, "prover.model")
         files = ModelFiles(Path(recipe.prover.model), "prover.model", (recipe.prompt,), takes_variables=False)
         files.check(recipe.prover.model_max_tokens or recipe.longest_in_training, trained=False)
         _check_division(files, recipe, "inference")
-
-
-def _check_models(recipe: Experiment) -> None:
-    """Refuse existing models that cannot work. The first job checks those that a run still has to publish."""
-    for number, model in enumerate(recipe.models):
-        if model.run is None or Path(model.path).is_dir():
-            refuse_unfetched(model.path, f"models.{number}.path")
-            files = ModelFiles(Path(model.path), f"models.{number}.path", _prompts(recipe))
-            files.check(recipe.longest_sequence, trained=False)
-            _check_division(files, recipe, "evaluation")
 
 
 def _prompts(recipe: Experiment) -> tuple[sections.Prompt, ...]:
@@ -254,13 +244,10 @@ def _check_division(files: ModelFiles, recipe: Experiment, *roles: str) -> None:
 
 def check_length(layout: RunLayout, locked: Experiment, recipe: Experiment) -> None:
     """Refuse longer sequences than before if the model cannot hold them."""
-    if not isinstance(recipe.model, sections.HuggingFaceModel):
-        return
-    if recipe.longest_sequence <= locked.longest_sequence:
-        return
-    first = layout.weights_version(0)  # the directory that it was copied from may be gone
-    directory = first if first.exists() else Path(recipe.model.path)
-    ModelFiles(directory, "model.path").check(recipe.longest_sequence)
+    if isinstance(recipe.model, sections.HuggingFaceModel) and recipe.longest_sequence > locked.longest_sequence:
+        first = layout.weights_version(0)  # the directory that it was copied from may be gone
+        directory = first if first.exists() else Path(recipe.model.path)
+        ModelFiles(directory, "model.path").check(recipe.longest_sequence)
 
 
 def _fill(

@@ -1,7 +1,7 @@
 """A new run that begins with another run's weights."""
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,41 +33,21 @@ def forked_data(layout: RunLayout, before: Recipe, wanted: Recipe) -> tuple[Fork
         before: the run's recipe.
         wanted: the fork's recipe.
     """
-    earlier = {file.field: file for file in _named_files(layout, before)}
-    return tuple(
-        ForkedData(file.field, file.source.path, file.digest_of_copy(), file.digest())
-        for file in _named_files(layout, wanted)
-        if file.field in earlier and earlier[file.field].source == file.source and file.can_be_compared
-    )
+    earlier, found = _named_files(layout, before), list[ForkedData]()
+    for field, (source, copy) in _named_files(layout, wanted).items():
+        path = Path(source.path)
+        # A missing file is refused when the new run is made.
+        if earlier.get(field) == (source, copy) and copy.is_file() and path.is_file():
+            now = _digest(source, path, source.limit, omitted_problems(copy))
+            found.append(ForkedData(field, source.path, _digest(source, copy, None, ()), now))
+    return tuple(found)
 
 
-@dataclass(frozen=True)
-class _Named:
-    """A recipe's data file, and the run's copy of its content."""
-
-    field: str
-    source: FileSource
-    copy: Path
-
-    @property
-    def can_be_compared(self) -> bool:
-        """Whether both exist; a missing file is refused when the new run is made."""
-        return self.copy.is_file() and Path(self.source.path).is_file()
-
-    def digest(self) -> str:
-        """SHA-256 of what a run takes from the file now, without what the copy left out."""
-        return _digest(self.source, Path(self.source.path), self.source.limit, omitted_problems(self.copy))
-
-    def digest_of_copy(self) -> str:
-        return _digest(self.source, self.copy, None, ())
-
-
-def _named_files(layout: RunLayout, recipe: Recipe) -> Iterator[_Named]:
-    if isinstance(recipe.data, FileSource):
-        yield _Named("data", recipe.data, layout.train_data)
-    for benchmark in recipe.evaluation.benchmarks:
-        if isinstance(benchmark.problems, JsonlProblems):
-            yield _Named(f"benchmark {benchmark.name}", benchmark.problems, layout.benchmark_data(benchmark.name))
+def _named_files(layout: RunLayout, recipe: Recipe) -> dict[str, tuple[FileSource, Path]]:
+    """A recipe's data files by field, each with the run's copy of its content."""
+    data: dict[str, tuple[object, Path]] = {"data": (recipe.data, layout.train_data)}
+    data |= {f"benchmark {b.name}": (b.problems, layout.benchmark_data(b.name)) for b in recipe.evaluation.benchmarks}
+    return {field: (source, copy) for field, (source, copy) in data.items() if isinstance(source, FileSource)}
 
 
 def _digest(source: FileSource, path: Path, limit: int | None, without: Collection[str]) -> str:
@@ -150,7 +130,17 @@ def fork_of(
         root: the new directory by the recipe's name.
         trust: take the other run's code even where another user can change it.
     """
-    refuse_another_model(overrides)
+    for override in overrides:
+        if override.partition("=")[0].strip().partition(".")[0] == "model":
+            raise UserError(
+                "a fork begins with the weights of the run that it comes from, so it takes no other model",
+                where=f"--set {override}",
+                expected="fields of other sections",
+                advice=Advice(
+                    "leave the option out; for another model: mrt-hpc submit RECIPE --set {model}",
+                    model="model={type: hugging_face, path: DIR}",
+                ),
+            )
     base = _recipe(layout, trust=trust)
     version = version_at(layout, at)
     weights = layout.weights_version(version)
@@ -165,20 +155,6 @@ def fork_of(
     data = forked_data(layout, base, wanted) if there is None else there.data
     record = ForkRecord(str(layout.root), base.name, version, digest, tuple(kept), data)
     return ForkedRun(wanted.model_copy(update={"model": model}), place, Origin(weights, record))
-
-
-def refuse_another_model(overrides: Sequence[str]) -> None:
-    for override in overrides:
-        if override.partition("=")[0].strip().partition(".")[0] == "model":
-            raise UserError(
-                "a fork begins with the weights of the run that it comes from, so it takes no other model",
-                where=f"--set {override}",
-                expected="fields of other sections",
-                advice=Advice(
-                    "leave the option out; for another model: mrt-hpc submit RECIPE --set {model}",
-                    model="model={type: hugging_face, path: DIR}",
-                ),
-            )
 
 
 def _recipe(layout: RunLayout, *, trust: bool) -> Recipe:

@@ -4,9 +4,8 @@ reverts it.
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,7 @@ from mrt_hpc.recipe.lock import FREE_SECTIONS, lock_text, read_lock
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import BenchmarkSampling, PromptLimits
 from mrt_hpc.run.atomic import remove_whole, write_json, write_text
-from mrt_hpc.run.evaluation_settings import (
-    EvaluationSettings,
-    evaluation_settings,
-    has_samples,
-    pass_over,
-    pruned_versions,
-)
+from mrt_hpc.run.evaluation_settings import evaluation_settings, has_samples, pass_over, pruned_versions
 from mrt_hpc.run.events import SUBMISSION, EventKind, EventLog, event_file
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import omitted_file, write_problems
@@ -65,8 +58,7 @@ def renew(layout: RunLayout, recipe: Experiment, plan: Plan) -> list[str]:
     for path, problems in renewal.data.items():
         write_problems(path, problems)
         remove_whole(omitted_file(path))
-    for job in renewal.jobs_to_open(read_plan(layout.plan)):
-        renewal.open_again(job)
+    renewal.open_again(renewal.jobs_to_open(read_plan(layout.plan)))
     write_json(layout.plan, plan.as_json())
     write_text(layout.recipe_lock, lock_text(recipe))
     _record_changes(layout, renewal.changes)
@@ -118,28 +110,28 @@ class Renewal:
             return False
         return earlier is None or (job.iterations, job.evaluations) != (earlier.iterations, earlier.evaluations)
 
-    def open_again(self, job: Job) -> None:
-        """Reset a job's tasks; each finds its finished work. Evaluations that exist or cannot be made are done."""
-        for index in range(job.tasks):
-            if job.evaluations and self._is_settled(job.evaluations[index]):
-                write_task(self.layout, job.name, index, TaskRecord(TaskState.DONE))
-            else:
-                remove_whole(task_file(self.layout, job.name, index))
+    def open_again(self, jobs: Iterable[Job]) -> None:
+        """Reset these jobs' tasks; each finds its finished work. Evaluations that exist or cannot be made are done.
+        The new recipe's data are written before.
+        """
+        asked = evaluation_settings(self.layout, self.recipe)
 
-    def _is_settled(self, unit: EvaluationUnit) -> bool:
-        settings = self._settings[unit.benchmark]
-        shard = self.layout.evaluation_shard(unit.version, unit.benchmark, unit.shard)
-        if unit.version in self.pruned and not has_samples(shard, settings):
-            return True
-        return is_evaluated(self.layout, unit, settings)
+        def is_settled(unit: EvaluationUnit) -> bool:
+            shard = self.layout.evaluation_shard(unit.version, unit.benchmark, unit.shard)
+            if unit.version in self.pruned and not has_samples(shard, asked[unit.benchmark]):
+                return True
+            return is_evaluated(self.layout, unit, asked[unit.benchmark])
 
-    @cached_property
-    def _settings(self) -> dict[str, EvaluationSettings]:
-        """The new recipe's settings; asked once data are written."""
-        return evaluation_settings(self.layout, self.recipe)
+        for job in jobs:
+            for index in range(job.tasks):
+                if job.evaluations and is_settled(job.evaluations[index]):
+                    write_task(self.layout, job.name, index, TaskRecord(TaskState.DONE))
+                else:
+                    remove_whole(task_file(self.layout, job.name, index))
 
     def sentences(self) -> list[str]:
-        sentences = [f"the run continues with another value: {c}" for c in self.changes if not is_of_resources(c)]
+        others = [c for c in self.changes if c.field.partition(".")[0] not in FREE_SECTIONS]
+        sentences = [f"the run continues with another value: {change}" for change in others]
         if len(sentences) < len(self.changes):
             sentences.append("the run continues with the changed resources")
         if self.evaluates_otherwise and self.pruned:
@@ -152,11 +144,8 @@ class Renewal:
 
 def changed_data(layout: RunLayout, locked: Experiment, recipe: Experiment) -> set[Path]:
     """Problem files that are missing, of another source, or lack problems that would be kept now."""
-    before, earlier, limits = (
-        problem_sources(layout, locked),
-        prompt_limits(layout, locked),
-        prompt_limits(layout, recipe),
-    )
+    before = problem_sources(layout, locked)
+    earlier, limits = prompt_limits(layout, locked), prompt_limits(layout, recipe)
     return {
         path
         for path, source in problem_sources(layout, recipe).items()
@@ -176,11 +165,6 @@ def prompt_limits(layout: RunLayout, recipe: Experiment) -> dict[Path, PromptLim
     }
 
 
-def is_of_resources(change: Change) -> bool:
-    """Whether a change concerns how the run is run."""
-    return change.field.partition(".")[0] in FREE_SECTIONS
-
-
 @dataclass(frozen=True)
 class Journal:
     changes: tuple[Change, ...] = ()
@@ -189,16 +173,12 @@ class Journal:
 
 
 def _journal(layout: RunLayout) -> Journal:
-    advice = Advice(
-        "rm -r {renewal}, and {again}, which compares the recipe with the run",
-        renewal=layout.renewal,
-        again=layout.again,
-    )
-    return read_if_there(layout.renewal, Journal, "the record of an interrupted submission", Journal(), advice=advice)
+    path = layout.renewal
+    advice = Advice("rm -r {path}, and {again}, which compares the recipe with the run", path=path, again=layout.again)
+    return read_if_there(path, Journal, "the record of an interrupted submission", Journal(), advice=advice)
 
 
 def _record_changes(layout: RunLayout, changed: Sequence[Change]) -> None:
-    written = [{"field": change.field, "old": change.old, "new": change.new} for change in changed]
-    if written:
+    if written := [{"field": change.field, "old": change.old, "new": change.new} for change in changed]:
         path = event_file(layout.events, SUBMISSION, 0, 0, uuid.uuid4().hex[:8])
         EventLog(path).emit(EventKind.RECIPE_CHANGED, changes=written)

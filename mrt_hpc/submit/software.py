@@ -25,16 +25,12 @@ HOLDS = (
 
 def noticed_changes(layout: RunLayout, site: Site) -> Iterator[str]:
     """A sentence for each change of software since the run began; the first submission with an image records it."""
-    yield from _versions(layout)
-    yield from _image(layout, site)
-
-
-def _versions(layout: RunLayout) -> Iterator[str]:
     before = recorded_versions(layout.recipe_lock)
     now = {"mrt-hpc": mrt_hpc.__version__, **versions()}
     for name in sorted(before.keys() & now.keys()):
         if before[name] != now[name]:
             yield f"the run began with {name} {before[name]}, and this is {now[name]}: {HOLDS}"
+    yield from _image(layout, site)
 
 
 @dataclass(frozen=True)
@@ -59,20 +55,15 @@ class ImageRecord:
 
 
 def _image(layout: RunLayout, site: Site) -> Iterator[str]:
-    before, file = _recorded_image(layout), site.image_file()
+    lock, file = layout.image_lock, site.image_file()
+    advice = Advice("rm -r {lock}, and the same command again, which writes it", lock=lock)
+    before = read_if_there(lock, ImageRecord, "the record of the image", None, advice=advice)
     state = None if file is None else FileState.of(file)  # before the digest, so that a later change is noticed
     if before is not None and state is not None and before.file == state:
         return
-    image = site.image_digest()
-    if image is None:
+    if (image := site.image_digest()) is None:
         return
     if before is not None and before.sha256 != image:
         yield f"the image has changed (sha256 {before.sha256[:12]} before, {image[:12]} now): {HOLDS}"
     if (now := ImageRecord(image, state)) != before:
-        write_json(layout.image_lock, asdict(now))
-
-
-def _recorded_image(layout: RunLayout) -> ImageRecord | None:
-    """None before the first submission with an image."""
-    advice = Advice("rm -r {image_lock}, and the same command again, which writes it", image_lock=layout.image_lock)
-    return read_if_there(layout.image_lock, ImageRecord, "the record of the image", None, advice=advice)
+        write_json(lock, asdict(now))

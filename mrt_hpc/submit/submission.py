@@ -345,10 +345,8 @@ def partial_submission_error(error: UserError, new: Sequence[tuple[str, str]], l
     if not new:
         return error
     submitted = ", ".join(f"{name} as job {job_id}" for name, job_id in new)
+    advice = error.advice or Advice("type the same submit command again")
     return error.reword(
         f"{error.what}\n  submitted before it, and queued: {submitted}\n  left: {', '.join(left)}",
-        advice=Advice(
-            "{advice}; that submits the jobs that are left",
-            advice=error.advice or Advice("type the same submit command again"),
-        ),
+        advice=Advice("{advice}; that submits the jobs that are left", advice=advice),
     )

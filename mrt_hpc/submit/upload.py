@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 from mrt_hpc.attempt.ledger import claim_run
 from mrt_hpc.backends.queued_jobs import refuse_live
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, UserError, retryable_error
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.layout import RunLayout
@@ -34,8 +34,7 @@ def upload_run(layout: RunLayout) -> int:
 
 def wandb_command() -> str:
     """W&B's command, on the search path or beside this Python."""
-    command = shutil.which("wandb") or shutil.which("wandb", path=str(Path(sys.executable).parent))
-    if command is None:
+    if (command := shutil.which("wandb") or shutil.which("wandb", path=str(Path(sys.executable).parent))) is None:
         raise UserError(
             "the command wandb is not installed here",
             expected="wandb on the search path, or in the environment of mrt-hpc",
@@ -52,14 +51,13 @@ def _run(command: list[str], layout: RunLayout) -> None:
 
 
 def _not_uploaded(layout: RunLayout, what: str) -> UserError:
-    return UserError(
+    return retryable_error(
         what,
         where=layout.offline_runs,
         expected="a machine with network access that is logged in to W&B (wandb login)",
         advice=Advice(
             "mrt-hpc sync {run} again: it uploads what is left; the run itself needs nothing of it", run=layout.root
         ),
-        exit_code=ExitCode.RETRYABLE,
     )
 
 
@@ -69,8 +67,6 @@ def _no_tracking(layout: RunLayout, recipe: Recipe) -> UserError:
     elif recipe.tracking.wandb:
         what, advice = "the run has logged nothing for W&B yet", Advice("mrt-hpc status {run}", run=layout.root)
     else:
-        what, advice = (
-            "this run does not track with W&B",
-            Advice("mrt-hpc submit {run} --set tracking.wandb=true", run=layout.root),
-        )
+        what = "this run does not track with W&B"
+        advice = Advice("mrt-hpc submit {run} --set tracking.wandb=true", run=layout.root)
     return UserError(what, where=layout.root, expected="tracking.wandb: true in its recipe as it trains", advice=advice)

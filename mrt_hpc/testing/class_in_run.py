@@ -33,14 +33,8 @@ from mrt_hpc.run.layout import RunLayout, existing_run
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import Problem, Rollout, golds_of
 from mrt_hpc.run.weights import published_versions
-from mrt_hpc.testing.promises import (
-    Promise,
-    Replay,
-    algorithm_contract,
-    mode_contract,
-    prover_contract,
-    verifier_contract,
-)
+from mrt_hpc.testing import promises as contracts
+from mrt_hpc.testing.promises import Promise, Replay
 
 PLACES = {
     "algorithm": "algorithm",
@@ -103,7 +97,7 @@ class ClassInRun:
                 expected="a subclass of RolloutAlgorithm",
                 advice="submit a small recipe with it",
             )
-        return algorithm_contract(algorithm, self.recipe, batch_of(self.groups, self._question_ids))
+        return contracts.algorithm_contract(algorithm, self.recipe, batch_of(self.groups, self._question_ids))
 
     def _question_ids(self) -> Sequence[int]:
         prover = self.recipe.prover
@@ -115,16 +109,15 @@ class ClassInRun:
         factory = ProverFactory.of(self.recipe.prover, ProverModel.of(self._prompter), self.recipe.seed)
         settings = trace_settings(self.recipe, self._prompter, self.iteration)
         traces = [_trace(r, problems[r.problem_id], settings) for r in rollouts[:PROBLEMS]]
-        return prover_contract(factory, traces, Replay(rollouts))
+        return contracts.prover_contract(factory, traces, Replay(rollouts))
 
     def _of_verifier(self) -> Iterator[Promise]:
         grading = self.recipe.grading
         verifier = require_kind(verifier_of(self.recipe.problems, grading), Verifier)
         pool = partial(GraderPool, verifier, 1, grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib)
         golds = [gold for problem in self._problems.values() for gold in golds_of(problem.answer)]
-        return verifier_contract(
-            verifier, pool, [rollout.text for rollout in self.rollouts], list(dict.fromkeys(golds))
-        )
+        texts = [rollout.text for rollout in self.rollouts]
+        return contracts.verifier_contract(verifier, pool, texts, list(dict.fromkeys(golds)))
 
     def _of_mode(self) -> Iterator[Promise]:
         benchmark, prompter = self.recipe.evaluation.benchmarks[0], self._prompter
@@ -135,7 +128,7 @@ class ClassInRun:
         writer = Writer(Replay(self.rollouts), prompter, TraceCutter(TokenBytes(prompter.tokenizer), plan), settings)
         starts = WholeTraces(prompter, len(mode.stages), settings, sampling.max_prompt_tokens)
         problems = [*self._problems.values()][:PROBLEMS]
-        return mode_contract(mode, writer, sampling, [starts.group(problem) for problem in problems])
+        return contracts.mode_contract(mode, writer, sampling, [starts.group(problem) for problem in problems])
 
     @property
     def _prompter(self) -> Prompter:

@@ -73,10 +73,8 @@ def algorithm_contract(algorithm: RolloutAlgorithm, recipe: Recipe, batch: Batch
             return f"it returned {type(found).__name__}, and not Learnt(sequences)"
         return None if found.sequences else "it returned no sequence"
 
-    first = check_promise(
-        f"`learnt` of {len(batch.rollouts)} rollouts: a finite advantage for each trained token", learns
-    )
-    yield first
+    text = f"`learnt` of {len(batch.rollouts)} rollouts: a finite advantage for each trained token"
+    yield (first := check_promise(text, learns))
     if not first.broken:
         sequences = [*learnt[0].sequences, *learnt[0].branches]
         same = "`learnt` gives the same sequences again"
@@ -153,17 +151,13 @@ def prover_contract(factory: ProverFactory, traces: Sequence[SampledTrace], serv
         wrong = [(boundary, e) for boundary, e in found[0] if not _is_estimate(e)]
         return f"boundary {wrong[0][0]}: {wrong[0][1]}" if wrong else None
 
-    first = check_promise(
-        f"values of the boundaries of {len(traces)} traces are finite, and no variance is negative", values
-    )
-    yield first
+    text = f"values of the boundaries of {len(traces)} traces are finite, and no variance is negative"
+    yield (first := check_promise(text, values))
     if not first.broken:
-        yield check_promise(
-            "the same answers give the same values again", lambda: values() or _differs(*map(repr, found))
-        )
-    yield check_promise(
-        "`question` is a text", lambda: None if isinstance(factory.prover.question, str) else "it is none"
-    )
+        same = "the same answers give the same values again"
+        yield check_promise(same, lambda: values() or _differs(*map(repr, found)))
+    wrong = None if isinstance(factory.prover.question, str) else "it is none"
+    yield check_promise("`question` is a text", lambda: wrong)
 
 
 def _is_estimate(estimate: object) -> bool:
@@ -195,10 +189,8 @@ def verifier_contract(
     """Find answers in stored and in odd texts, and judge them."""
     shapes = ("{}", "</think>\\boxed{{{}}}", "</think>\\boxed{{{}}} is it.\nAnswer: {}")
     every = list(dict.fromkeys([*texts, *(shape.format(odd, odd) for shape in shapes for odd in ODD_TEXTS)]))
-    first = check_promise(
-        f"`extract` of {len(every)} texts, odd ones too: a text or None, quickly", lambda: _extracts(verifier, every)
-    )
-    yield first
+    text = f"`extract` of {len(every)} texts, odd ones too: a text or None, quickly"
+    yield (first := check_promise(text, lambda: _extracts(verifier, every)))
     if first.broken:
         return
     found = dict.fromkeys(verifier.extract(text, thinking=True) for text in every)
@@ -220,12 +212,9 @@ def verifier_contract(
     if judged.broken:
         return
     same = "the same answers get the same verdicts again"
-    yield check_promise(same, lambda: judges() or _differs(*map(_rewards, verdicts)))
-    yield check_promise(
-        f"`judge` of {len(odd)} answers that were found: no error",
-        lambda: _errors(odd, verdicts[0][len(own) :]),
-        stops=False,
-    )
+    yield check_promise(same, lambda: judges() or _differs(*(repr([v.reward for v in each]) for each in verdicts)))
+    text = f"`judge` of {len(odd)} answers that were found: no error"
+    yield check_promise(text, lambda: _errors(odd, verdicts[0][len(own) :]), stops=False)
     yield check_promise("a gold answer in a box is right", lambda: _not_right(own, verdicts[0]), stops=False)
 
 
@@ -249,10 +238,6 @@ def _knows(verifier: Verifier, pairs: Sequence[tuple[str, str]]) -> str | None:
             if not (said is None or isinstance(said, bool)):
                 return f"{name} returned {said!r:.60} of {answer[:40]!r} and {gold[:40]!r}"
     return None
-
-
-def _rewards(verdicts: Sequence[Verdict]) -> str:
-    return repr([verdict.reward for verdict in verdicts])
 
 
 def _errors(pairs: Sequence[tuple[str, str]], verdicts: Sequence[Verdict]) -> str | None:
@@ -286,10 +271,8 @@ def mode_contract(
         return None if 1 <= held <= longest else f"tokens_held is {held}, longest {longest}"
 
     yield check_promise("`longest` is at least `tokens_held`, and that at least 1", lengths)
-    twice = len(set(mode.stages)) < len(mode.stages)
-    yield check_promise(
-        "`stages` has each name once", lambda: f"they are {mode.stages}" if twice or not mode.stages else None
-    )
+    wrong = f"they are {mode.stages}" if len(set(mode.stages)) < len(mode.stages) or not mode.stages else None
+    yield check_promise("`stages` has each name once", lambda: wrong)
     found: list[SampledTrace] = []
 
     def whole() -> str | None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -97,9 +96,8 @@ def differences(policy: Policy, longest: int, seed: int = 0) -> list[LogprobDiff
     training = policy.training
     try:
         with torch.no_grad():
-            return _worst_of_all_ranks(
-                list(_Comparison(policy.train(), longest, _draw_sequences(policy.vocabulary, seed)).compare_all())
-            )
+            ids = _draw_sequences(policy.vocabulary, seed)
+            return _worst_of_all_ranks([*_Comparison(policy.train(), longest, ids).compare_all()])
     finally:
         policy.train(training)
 
@@ -110,11 +108,7 @@ def require_agreement(policy: Policy, longest: int, directory: Path, seed: int =
     """
     differing = differences(policy, longest, seed)
     in_rows = [difference for difference in differing if not difference.agrees]
-    if (
-        policy.row_ranks.parts == 1
-        and in_rows
-        and all(difference.check is ForwardCheck.IN_ONE_ROW for difference in in_rows)
-    ):
+    if policy.row_ranks.parts == 1 and {difference.check for difference in in_rows} == {ForwardCheck.IN_ONE_ROW}:
         log.warning("%s", padded_warning(policy.kernels.batching, in_rows[0].reason or f"{in_rows[0].nats:.3g} nats"))
         policy.pad_rows()
         differing = differences(policy, longest, seed)
@@ -149,15 +143,11 @@ def _worst_of_all_ranks(differing: list[LogprobDifference]) -> list[LogprobDiffe
     from mrt_hpc.training.rank_messages import exchange  # imports DeepSpeed, which the first job does not need
 
     of_ranks = exchange([[str(difference.nats), difference.reason] for difference in differing])
-    return [
-        replace(difference, **_worst(outcomes))
-        for difference, outcomes in zip(differing, zip(*of_ranks, strict=True), strict=True)
-    ]
-
-
-def _worst(outcomes: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    reasons = [reason for _, reason in outcomes if reason]
-    return {"nats": max(float(nats) for nats, _ in outcomes), "reason": reasons[0] if reasons else ""}
+    worst = []
+    for difference, outcomes in zip(differing, zip(*of_ranks, strict=True), strict=True):
+        reason = next((reason for _, reason in outcomes if reason), "")
+        worst.append(replace(difference, nats=max(float(nats) for nats, _ in outcomes), reason=reason))
+    return worst
 
 
 @dataclass(frozen=True)
@@ -181,12 +171,9 @@ class _Comparison:
         """Sequences with the model's own log-probabilities in place of those at sampling."""
         sequences = []
         for ids in self.ids:
-            own, count = self._own(ids).numpy(), len(ids) - 1
-            sequences.append(
-                TrainingSequence(
-                    ids[:1].tolist(), ids[1:].tolist(), np.zeros(count, np.float32), own, np.ones(count, bool)
-                )
-            )
+            own, tokens = self._own(ids).numpy(), ids.tolist()
+            advantages, mask = np.zeros(len(own), np.float32), np.ones(len(own), bool)
+            sequences.append(TrainingSequence(tokens[:1], tokens[1:], advantages, own, mask))
         return sequences
 
     def _outcome(self, check: ForwardCheck, compute: Callable[[], torch.Tensor]) -> LogprobDifference:

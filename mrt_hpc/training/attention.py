@@ -98,17 +98,9 @@ class VariableLengths:
         assert VARIABLE_LENGTH_ATTENTION is not None  # see has_flash_attention
         if self.paths is not None:
             key, value = (take_rows(t, self.paths, repeated=True) for t in (key, value))
-        output = VARIABLE_LENGTH_ATTENTION(
-            query.contiguous(),
-            key.contiguous(),
-            value.contiguous(),
-            self.ends,
-            self.path_ends,
-            self.longest,
-            self.longest_path,
-            scale=scale,
-            window_size=CAUSAL,
-        )
+        tensors = [t.contiguous() for t in (query, key, value)]
+        lengths = self.ends, self.path_ends, self.longest, self.longest_path
+        output = VARIABLE_LENGTH_ATTENTION(*tensors, *lengths, scale=scale, window_size=CAUSAL)
         assert isinstance(output, torch.Tensor)  # it is a pair only where the sum of the weights is asked for
         return output
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +21,9 @@ import torch
 from safetensors import safe_open
 
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.run.atomic import (
-    commit_directory,
-    make_folder,
-    remove_leftovers,
-    remove_whole,
-    temporary_sibling,
-    write_json,
-)
+from mrt_hpc.run import atomic, manifest
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.manifest import (
-    MANIFEST,
-    PLACE,
-    FileSum,
-    is_of_the_filesystem,
-    place_of,
-    read_manifest,
-    unreadable,
-    verify,
-    write_manifest,
-)
+from mrt_hpc.run.manifest import MANIFEST, PLACE, FileSum, read_manifest, unreadable, verify
 from mrt_hpc.run.retries import list_directory, retry_action
 from mrt_hpc.run.safetensors_file import Bytes, is_finite, not_finite, refuse_not_finite
 from mrt_hpc.training.engine import TrainerEngine
@@ -74,7 +58,8 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any], **about: An
         UserError: any other failure of a rank.
     """
     trained = TrainedState(trainer)
-    temporary = Path(run_on_rank_zero(lambda: _make_temporary(path)))
+    temporary = Path(run_on_rank_zero(lambda: str(atomic.temporary_sibling(path))))
+    run_on_rank_zero(lambda: atomic.make_folder(temporary))
     try:
         own, failure = _write_share(trained, temporary, trainer.ranks.rank, trainer.ranks.world_size)
         agree(failure)
@@ -89,10 +74,11 @@ def save(trainer: TrainerEngine, path: Path, cursor: dict[str, Any], **about: An
         }
 
         def commit() -> bool:
-            write_json(temporary / STATE, state)
+            atomic.write_json(temporary / STATE, state)
             files = {name: (size, digest) for share in shares for name, (size, digest) in share.items()}
-            write_manifest(temporary, files, step=trainer.step, **{PLACE: place_of(path), **about})
-            return commit_directory(temporary, path)
+            whole = {"step": trainer.step, PLACE: manifest.place_of(path), **about}
+            manifest.write_manifest(temporary, files, **whole)
+            return atomic.commit_directory(temporary, path)
 
         return run_on_rank_zero(commit)
     finally:
@@ -130,7 +116,7 @@ def good(checkpoints: Path, on_bad: Callable[[Path, UserError], None]) -> Path |
                 return good(checkpoints, on_bad)
             on_bad(path, error)
         except Exception as error:  # damage may cause any error; the next older checkpoint may be intact
-            if is_of_the_filesystem(error):
+            if manifest.is_of_the_filesystem(error):
                 raise unreadable(path, error) from error
             on_bad(path, _unusable(f"the checkpoint cannot be read: {error!r}", path))
         else:
@@ -144,8 +130,8 @@ def retain(checkpoints: Path, keep: int) -> list[Path]:
     """
     doomed = [p for p in _numbered_entries(checkpoints) if (p / MANIFEST).is_file()][: -max(1, keep)]
     for path in doomed:
-        remove_whole(path)
-    remove_leftovers(checkpoints)
+        atomic.remove_whole(path)
+    atomic.remove_leftovers(checkpoints)
     return doomed
 
 
@@ -164,15 +150,14 @@ def plan_files(shapes: dict[str, tuple[int, ...]], world_size: int) -> list[list
         chunks[rank][-1].append(name)
         room[rank] -= size
     total = sum(len(own) for own in chunks)
-    rounds: list[list[TensorFile]] = []
-    number = 0
+    rounds, numbers = [], count()
     for turn in range(max((len(own) for own in chunks), default=0)):
-        rounds.append([])
-        for rank, own in enumerate(chunks):
-            if turn < len(own):
-                file = TensorFile(f"tensors-{number:05d}-of-{total:05d}.safetensors", rank, tuple(own[turn]))
-                rounds[-1].append(file)
-                number += 1
+        files = [
+            TensorFile(f"tensors-{next(numbers):05d}-of-{total:05d}.safetensors", rank, tuple(own[turn]))
+            for rank, own in enumerate(chunks)
+            if turn < len(own)
+        ]
+        rounds.append(files)
     return rounds
 
 
@@ -229,12 +214,11 @@ def _write_share(
     sums: dict[str, FileSum] = {}
     for files in plan_files(trained.shapes, world_size):
         share: dict[str, torch.Tensor] = {}
-        for file in files:
-            for name in file.parameters:
-                for key in KEYS:
-                    tensor = trained.gather(name, key, file.rank)
-                    if tensor is not None and failure is None:
-                        share[_label(name, key)] = tensor
+        wanted = ((file, name, key) for file in files for name in file.parameters for key in KEYS)
+        for file, name, key in wanted:
+            tensor = trained.gather(name, key, file.rank)
+            if tensor is not None and failure is None:
+                share[_label(name, key)] = tensor
         own = [file for file in files if file.rank == rank]
         if own and failure is None:
             try:
@@ -271,9 +255,9 @@ def _take_up(trained: TrainedState, directory: Path, files: list[str]) -> None:
 
 def _contents(path: Path) -> tuple[dict[str, Any], list[str]]:
     """The manifest's state and names of tensor files; the files are not checked."""
-    manifest = read_manifest(path)
-    files = sorted(name for name in manifest.files if name.endswith(".safetensors"))
-    if STATE not in manifest.files or not files:
+    stored = read_manifest(path).files
+    files = sorted(name for name in stored if name.endswith(".safetensors"))
+    if STATE not in stored or not files:
         raise _unusable("the directory is not a checkpoint of this format", path)
     return json.loads((path / STATE).read_bytes()), files
 
@@ -295,9 +279,3 @@ def _label(name: str, key: str) -> str:
 def _numbered_entries(checkpoints: Path) -> list[Path]:
     numbered = ((RunLayout.step_of(p), p) for p in list_directory(checkpoints))
     return [p for _, p in sorted((number, p) for number, p in numbered if number is not None)]
-
-
-def _make_temporary(path: Path) -> str:
-    temporary = temporary_sibling(path)
-    make_folder(temporary)
-    return str(temporary)

@@ -22,7 +22,7 @@ from mrt_hpc.training.accelerator import deepspeed, device, seed_generators
 from mrt_hpc.training.agreement import require_agreement
 from mrt_hpc.training.attention import RowRanks
 from mrt_hpc.training.losses import TokenLoss, likelihood_loss, policy_loss
-from mrt_hpc.training.micro_batch import MicroBatch, arrange, lay_out, part_of
+from mrt_hpc.training.micro_batch import Arrangement, MicroBatch, arrange, lay_out, part_of
 from mrt_hpc.training.packing import split_by_group
 from mrt_hpc.training.policy import Kernels, Policy, load_policy, logit_chunks, longest_of_model, parameter_count
 from mrt_hpc.training.rendezvous import Ranks
@@ -49,9 +49,7 @@ class MiniBatch:
     micro_steps: list[MicroStep]
     trained_tokens: int
     """The divisor of the loss: the trained tokens on all ranks."""
-    positions: int
-    padding: int
-    shared: int
+    arranged: Arrangement
     computed: Sequence[TrainingSequence]
     shares: Sequence[Sequence[tuple[int, ...]]]
     """[micro-steps][rows] the sequences of each row."""
@@ -115,23 +113,14 @@ class TrainerEngine:
         """Pack one mini-batch and lay out this rank's share. Sequences without any advantage count in the divisor but
         are not computed, unless the KL term gives them a gradient.
         """
-        computed = [
-            s for s in sequences if s.trained_tokens and (s.has_signal or self.settings.training.kl_coefficient > 0)
-        ]
-        world_size, max_tokens = self.ranks.world_size, self.settings.training.max_tokens_per_micro_batch
-        parts = self._row_ranks.parts
-        arranged = arrange(self._kernels.batching, computed, world_size, max_tokens, parts)
+        training, world_size, parts = self.settings.training, self.ranks.world_size, self._row_ranks.parts
+        computed = [s for s in sequences if s.trained_tokens and (s.has_signal or training.kl_coefficient > 0)]
+        limit = training.max_tokens_per_micro_batch
+        arranged = arrange(self._kernels.batching, computed, world_size, limit, parts)
         steps = arranged.steps or [((),) * (world_size // parts)]
         chunks = self._chunks(computed, steps)
-        return MiniBatch(
-            [self._micro_step(computed, step, count) for step, count in zip(steps, chunks, strict=True)],
-            sum(s.trained_tokens for s in sequences),
-            arranged.positions,
-            arranged.padding,
-            arranged.shared,
-            computed,
-            steps,
-        )
+        micro_steps = [self._micro_step(computed, step, count) for step, count in zip(steps, chunks, strict=True)]
+        return MiniBatch(micro_steps, sum(s.trained_tokens for s in sequences), arranged, computed, steps)
 
     def accumulate(
         self,
@@ -180,9 +169,8 @@ class TrainerEngine:
         return learning_rate(step, self.settings.total_steps, self.settings.training)
 
     def _mini_batches(self, batch: Sequence[TrainingSequence]) -> list[MiniBatch]:
-        parts = split_by_group(
-            [s.group for s in batch], [s.width for s in batch], self.settings.training.optimizer_steps_per_iteration
-        )
+        groups, widths = [s.group for s in batch], [s.width for s in batch]
+        parts = split_by_group(groups, widths, self.settings.training.optimizer_steps_per_iteration)
         prepared = (self.prepare([batch[i] for i in part]) for part in parts)
         return [m for m in prepared if m.trained_tokens]
 
@@ -212,19 +200,10 @@ class TrainerEngine:
         logprobs, entropy = self.engine(batch, micro_step.chunks)
         if self.settings.objective is Objective.LIKELIHOOD:
             return likelihood_loss(logprobs, batch.advantages, entropy)
-        return policy_loss(
-            logprobs,
-            logprobs.detach() if old_logprobs is None else old_logprobs,
-            batch.behaviour_logprobs,
-            batch.advantages,
-            entropy,
-            self.settings.training,
-            self._reference_logprobs(micro_step),
-        )
-
-    @torch.no_grad()
-    def _reference_logprobs(self, micro_step: MicroStep) -> torch.Tensor | None:
-        return self.reference(micro_step.batch, micro_step.chunks)[0] if self.reference is not None else None
+        with torch.no_grad():
+            reference = None if self.reference is None else self.reference(batch, micro_step.chunks)[0]
+        old, settings = logprobs.detach() if old_logprobs is None else old_logprobs, self.settings.training
+        return policy_loss(logprobs, old, batch.behaviour_logprobs, batch.advantages, entropy, settings, reference)
 
     @torch.no_grad()
     def logprobs(self, mini_batch: MiniBatch) -> list[torch.Tensor]:
@@ -264,8 +243,8 @@ class TrainerEngine:
     ) -> UpdateStats:
         loss, sums, mismatch_max = tally.gather_sums()
         computed, steps = max(1.0, sums["tokens"]), max(1, len(norms))
-        positions, shared = sum(m.positions for m in mini_batches), sum(m.shared for m in mini_batches)
-        padding = sum(m.padding for m in mini_batches)
+        counted = [(m.arranged.positions, m.arranged.padding, m.arranged.shared) for m in mini_batches]
+        positions, padding, shared = map(sum, zip((0, 0, 0), *counted, strict=True))
         return UpdateStats(
             loss=loss / steps,
             grad_norm=sum(norms) / steps,
@@ -376,11 +355,6 @@ def _parameter_groups(policy: Policy, weight_decay: float) -> list[dict[str, Any
 
 def _reference(settings: TrainerSettings, directory: Path, trained: Policy) -> Policy:
     """Computes as the trained policy does."""
-    policy = load_policy(
-        directory,
-        settings.temperature,
-        settings.training.precision,
-        kernels=trained.kernels,
-        row_ranks=trained.row_ranks,
-    )
+    kernels, ranks = trained.kernels, trained.row_ranks
+    policy = load_policy(directory, settings.temperature, settings.training.precision, kernels=kernels, row_ranks=ranks)
     return policy.requires_grad_(False).eval().to(device())

@@ -79,8 +79,7 @@ def gather(trainer: TrainerEngine, dtype: torch.dtype) -> dict[str, torch.Tensor
         with deepspeed.zero.GatheredParameters([tensor], enabled=partitioned and hasattr(tensor, "ds_id")):
             if trainer.ranks.rank == 0:
                 is_weight = isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point()
-                kind = dtype if is_weight else tensor.dtype
-                weights[name] = copy_to_host(tensor, kind)
+                weights[name] = copy_to_host(tensor, dtype if is_weight else tensor.dtype)
     return weights
 
 
@@ -88,14 +87,10 @@ def write(trainer: TrainerEngine, weights: dict[str, torch.Tensor], dtype: str, 
     trainer.policy.model.save_pretrained(directory, state_dict=weights, max_shard_size=SHARD_SIZE)
     source = trainer.source_dir
     for file in source.iterdir():
-        if _is_companion(file):
+        names_weights = file.name.endswith(".index.json") or file.name == MANIFEST
+        if file.is_file() and file.suffix in COMPANIONS and not names_weights:
             shutil.copy(file, directory / file.name)
     config = json.loads((source / "config.json").read_bytes())
     for field in {"dtype", "torch_dtype"} & config.keys() or {"dtype"}:
         config[field] = dtype
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-
-
-def _is_companion(file: Path) -> bool:
-    names_weights = file.name.endswith(".index.json") or file.name == MANIFEST
-    return file.is_file() and file.suffix in COMPANIONS and not names_weights

@@ -45,7 +45,10 @@ def park(device_type: str) -> list[Parked]:
     :func:`unpark`; values do not change.
     """
     synchronize()  # work of other streams may still write
-    parked = [_park_storage(storage) for storage in _storages(device_type)]
+    parked = []
+    for storage in _storages(device_type):
+        parked.append(Parked(storage, copy_to_host(_bytes_of(storage))))
+        storage.resize_(0)
     if device_type == "cuda":
         # cuBLAS works in 64 MiB of torch's memory that Python does not see. They lie among what is freed here, and
         # kept some 4 GiB of it on the GPU.
@@ -61,12 +64,6 @@ def unpark(parked: list[Parked]) -> None:
         moved.storage.resize_(moved.content.nbytes)
         _copy_in(moved.content, _bytes_of(moved.storage))
     synchronize()  # streams of ZeRO 3 read without waiting for the one that copies
-
-
-def _park_storage(storage: torch.UntypedStorage) -> Parked:
-    content = copy_to_host(_bytes_of(storage))
-    storage.resize_(0)
-    return Parked(storage, content)
 
 
 def _storages(device_type: str) -> list[torch.UntypedStorage]:

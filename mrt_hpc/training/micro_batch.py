@@ -44,9 +44,7 @@ class MicroBatch:
         return self.targets.numel()
 
     def to(self, device: torch.device) -> "MicroBatch":
-        moved: dict[str, Any] = {
-            name: value.to(device) for name, value in vars(self).items() if isinstance(value, torch.Tensor)
-        }
+        moved: Any = {n: value.to(device) for n, value in vars(self).items() if isinstance(value, torch.Tensor)}
         return replace(self, **moved)
 
 

@@ -55,10 +55,10 @@ class SortedSequences:
         units, left = [], [slice(0, len(self.order))] if self.order else []
         while left:
             run = left.pop()
-            cuts = self._cuts(run, budget)
-            if not cuts:
+            if cuts := self._cuts(run, budget):
+                left += [slice(a, b) for a, b in pairwise([run.start, *cuts, run.stop])]
+            else:
                 units.append(run)
-            left += [slice(a, b) for a, b in pairwise([run.start, *cuts, run.stop])] if cuts else []
         return sorted(units, key=lambda unit: int(unit.start))
 
     def places(self, indices: Iterable[int]) -> list[int]:
@@ -130,10 +130,6 @@ class SharedRow:
         )
 
 
-def flatten_runs(runs: Iterable[slice]) -> list[int]:
-    return sorted(place for run in runs for place in range(run.start, run.stop))
-
-
 def _common(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
     shorter = min(len(a), len(b))
     other = np.flatnonzero(a[:shorter] != b[:shorter])
@@ -182,17 +178,15 @@ def pack_shared(sequences: SortedSequences, world_size: int, max_tokens: int) ->
     def fill(budget: int) -> list[list[int]]:
         units = sequences.units(budget)
         sizes = [sequences.run_positions(unit) for unit in units]
-        return [flatten_runs(units[i] for i in batch) for batch in _first_fit(_descending_order(sizes), sizes, budget)]
-
-    def sequence_positions(plan: Sequence[MicroStep]) -> int:
-        return sum(max(sequences.positions(share) for share in step) for step in plan)
+        batches = _first_fit(_descending_order(sizes), sizes, budget)
+        return [sorted(p for i in batch for p in range(units[i].start, units[i].stop)) for batch in batches]
 
     least = _balanced_budget(fill, world_size, max_tokens)
     plans = []
     for budget in np.linspace(least, max_tokens, BUDGETS_TRIED).astype(int).tolist():
         fullest_first = sorted(fill(budget), key=lambda places: -sequences.positions(places))
         plans.append(_group_steps([tuple(places) for places in fullest_first], world_size))
-    best = min(plans, key=sequence_positions)
+    best = min(plans, key=lambda plan: sum(max(map(sequences.positions, step)) for step in plan))
     return [tuple(tuple(sorted(sequences.order[p] for p in share)) for share in step) for step in best]
 
 

@@ -193,7 +193,10 @@ def load_policy(
         padded = replace(kernels, batching=Batching.PADDED)
         return load_policy(directory, temperature, precision, gradient_checkpointing, partition, padded, row_ranks)
     refuse_other_keys(report, directory)
-    _freeze_as_made(model, config)
+    # transformers forgets, while it loads a whole model, what the model's own code freezes.
+    frozen = {name for name, tensor in _empty_model(config).named_parameters() if not tensor.requires_grad}
+    for name, tensor in model.named_parameters():
+        tensor.requires_grad_(name not in frozen)
     for module in model.modules():  # some models have dropout of their own, beyond their configuration
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -203,13 +206,6 @@ def load_policy(
     if not kernels.is_one_row and policy.padded_attention != policy.own_attention:
         model.set_attn_implementation(policy.padded_attention)
     return policy
-
-
-def _freeze_as_made(model: PreTrainedModel, config: PretrainedConfig) -> None:
-    """Freeze what the model's own code freezes: transformers forgets it while it loads a whole model."""
-    frozen = {name for name, tensor in _empty_model(config).named_parameters() if not tensor.requires_grad}
-    for name, tensor in model.named_parameters():
-        tensor.requires_grad_(name not in frozen)
 
 
 def _changes_attention(model: PreTrainedModel) -> bool:
@@ -255,14 +251,8 @@ def refuse_other_tensors(directory: Path, config: PretrainedConfig) -> None:
     stored = {t.name: _StoredShape(t.shape, t.dtype) for t in _tensors_of_model(directory)}
     try:
         kind = type(_empty_model(config))
-        _, report = kind.from_pretrained(
-            None,
-            config=config,
-            state_dict=stored,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
+        options = {"config": config, "state_dict": stored, "dtype": torch.float32, "output_loading_info": True}
+        _, report = kind.from_pretrained(None, ignore_mismatched_sizes=True, **options)
     except NOT_MADE as error:
         raise not_made(directory, error) from error
     refuse_other_keys(report, directory)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed
 
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, ExitCode, UserError, retryable_error
 from mrt_hpc.run.retries import FLEETING, FULL, error_number
 
 Json = None | bool | int | float | str | list[Any] | dict[str, Any]
@@ -86,21 +86,20 @@ def _shared_error(error: Exception) -> Exception:
         return error
     if (number := error_number(error)) in FULL | FLEETING:
         return OSError(number, f"{error} (on rank {rank})", getattr(error, "filename", None))  # shortage asks about it
-    return UserError(
+    return retryable_error(
         f"rank {rank} failed: {type(error).__name__}: {error}",
         where=f"rank {rank} on {socket.gethostname()}",
         advice=Advice(
             "read the traceback in the log of rank {rank}; mrt-hpc submit RUN, which runs the task again", rank=rank
         ),
-        exit_code=ExitCode.RETRYABLE,
     )
 
 
 def _record(error: Exception) -> dict[str, Any]:
     if isinstance(error, UserError):
-        known = {"what": error.what, "expected": error.expected, "advice": error.advice, "code": int(error.exit_code)}
+        known = {"expected": error.expected, "advice": error.advice, "exit_code": int(error.exit_code)}
         where = None if error.where is None else str(error.where)
-        return known | {"where": where, "value": json.loads(json.dumps(error.value, default=str))}
+        return {"what": error.what, **known, "where": where, "value": json.loads(json.dumps(error.value, default=str))}
     assert isinstance(error, OSError), "_shared_error gives no other"
     name = error.filename if isinstance(error.filename, str) else None
     return {"number": error.errno, "text": str(error.strerror), "file": name}
@@ -109,11 +108,4 @@ def _record(error: Exception) -> dict[str, Any]:
 def _error(record: dict[str, Any]) -> Exception:
     if "number" in record:
         return OSError(record["number"], record["text"], record["file"])
-    return UserError(
-        record["what"],
-        value=record["value"],
-        where=record["where"],
-        expected=record["expected"],
-        advice=record["advice"],
-        exit_code=ExitCode(record["code"]),
-    )
+    return UserError(**record | {"exit_code": ExitCode(record["exit_code"])})

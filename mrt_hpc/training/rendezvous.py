@@ -31,7 +31,7 @@ import torch
 from torch import distributed
 from torch._C._distributed_c10d import FileStore, HashStore, Store
 
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import UserError, retryable_error
 from mrt_hpc.run.access import is_private
 from mrt_hpc.run.atomic import make_folder, write_json
 from mrt_hpc.run.network import GLOO_INTERFACE, ON_LOOPBACK, gloo_interface
@@ -73,25 +73,23 @@ def join(ranks: Ranks, address_file: Path | None = None, timeout_s: float = 1800
     """
     timeout = timedelta(seconds=timeout_s)
     store = _store(ranks, address_file, timeout)
-    _set_environment(ranks, _hosts(ranks, store))
+    hosts = []
+    if ranks.nodes > 1:
+        store.set(f"host of rank {ranks.rank}", socket.gethostname())
+        hosts = [store.get(f"host of rank {rank}").decode() for rank in range(ranks.world_size)]
+    _set_environment(ranks, hosts)
     _connect(ranks, store, timeout)
     if ranks.world_size > 1:
         try:
-            _prove(ranks, _key(ranks, store))
+            if ranks.rank == 0:
+                store.set(KEY, secrets.token_hex(PROOF_BYTES))
+            _prove(ranks, store.get(KEY))
         except BaseException:
             leave()
             raise
     deepspeed.init_distributed(
         backend(), auto_mpi_discovery=False, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout
     )
-
-
-def _hosts(ranks: Ranks, store: Store) -> list[str]:
-    """Empty on one node."""
-    if ranks.nodes == 1:
-        return []
-    store.set(f"host of rank {ranks.rank}", socket.gethostname())
-    return [store.get(f"host of rank {rank}").decode() for rank in range(ranks.world_size)]
 
 
 def _connect(ranks: Ranks, store: Store, timeout: timedelta) -> None:
@@ -111,13 +109,12 @@ def _connect(ranks: Ranks, store: Store, timeout: timedelta) -> None:
     seconds = timeout.total_seconds()
     wait_until(made.done, reason="the connections between the ranks", deadline_s=seconds, advice=REACH)
     if isinstance(error := made.exception(), RuntimeError):
-        raise UserError(
+        raise retryable_error(
             "the ranks of this task do not reach each other",
             value=str(error),
             where=f"{socket.gethostname()}, interface {os.environ.get(GLOO_INTERFACE, 'of the host name')}",
             expected="nodes that reach each other's ports over this interface",
             advice=REACH,
-            exit_code=ExitCode.RETRYABLE,
         ) from error
     made.result()
 
@@ -145,14 +142,11 @@ def _store(ranks: Ranks, address_file: Path | None, timeout: timedelta) -> Store
         raise UserError("several ranks need an address file for their rendezvous", value=ranks)
     folder = _make_folder(ranks, address_file) if ranks.rank == 0 else _find_folder(address_file, timeout)
     if ranks.nodes > 1:
-        return _keep_store(FolderStore(folder, timeout))
+        kept = FolderStore(folder, timeout)
+        atexit.register(lambda: kept)  # its Python half is needed as long as there are process groups
+        return kept
     store = FileStore(str(folder / "store"), ranks.world_size)
     store.set_timeout(timeout)
-    return store
-
-
-def _keep_store(store: FolderStore) -> FolderStore:
-    atexit.register(lambda: store)
     return store
 
 
@@ -187,20 +181,13 @@ def _find_folder(address_file: Path, timeout: timedelta) -> Path:
 
 def _require_private(folder: Path) -> None:
     if not is_private(folder):
-        raise UserError(
+        raise retryable_error(
             "the folder in which the ranks meet is not there, or other users may enter it",
             where=folder,
             expected="a folder of this user alone, which all ranks see under this path",
             advice="nothing: the task runs again, with another folder; if that does not help, set TMPDIR to a folder "
             "that all ranks of a node share",
-            exit_code=ExitCode.RETRYABLE,
         )
-
-
-def _key(ranks: Ranks, store: Store) -> bytes:
-    if ranks.rank == 0:
-        store.set(KEY, secrets.token_hex(PROOF_BYTES))
-    return store.get(KEY)
 
 
 def _prove(ranks: Ranks, key: bytes) -> None:
@@ -226,11 +213,10 @@ def _proof(key: bytes, sender: int, receiver: int) -> torch.Tensor:
 
 
 def _stranger(what: str) -> UserError:
-    return UserError(
+    return retryable_error(
         "a process that is no rank of this attempt has connected to one, or a rank has ended",
         value=what,
         where=socket.gethostname(),
         expected="a proof of each rank that it has read the key of this attempt",
         advice="read the logs of the other ranks; the task runs again by itself, and so does mrt-hpc submit RUN",
-        exit_code=ExitCode.RETRYABLE,
     )

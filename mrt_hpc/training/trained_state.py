@@ -123,24 +123,24 @@ class TrainedState:
         assert whole.dtype == torch.float32
         return whole.view(-1)[piece.offset : piece.offset + piece.count]
 
-    def _flats(self) -> list[torch.Tensor]:
+    @property
+    def _adam(self) -> torch.optim.Optimizer:
         optimizer = self._engine.optimizer
+        return optimizer.optimizer if self._engine.zero_optimization() else optimizer
+
+    def _flats(self) -> list[torch.Tensor]:
         if self._engine.zero_optimization_partition_weights():
-            return list(optimizer.fp32_partitioned_groups_flat)
-        adam = optimizer.optimizer if self._engine.zero_optimization() else optimizer
-        return [p for group in adam.param_groups for p in group["params"]]
+            return list(self._engine.optimizer.fp32_partitioned_groups_flat)
+        return [p for group in self._adam.param_groups for p in group["params"]]
 
     def _state(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        optimizer = self._engine.optimizer
-        adam = optimizer.optimizer if self._engine.zero_optimization() else optimizer
-        state: dict[str, torch.Tensor] = adam.state[flat]
+        state: dict[str, torch.Tensor] = self._adam.state[flat]
         return state
 
     def _create_missing(self) -> None:
         """Create the state before the optimiser's first step, as it would itself."""
         for flat in self._flats():
-            state = self._state(flat)
-            if not state:
+            if not (state := self._state(flat)):
                 state["step"] = torch.zeros((), dtype=torch.float32, device=flat.device)
                 state["exp_avg"] = torch.zeros_like(flat, memory_format=torch.preserve_format)
                 state["exp_avg_sq"] = torch.zeros_like(flat, memory_format=torch.preserve_format)

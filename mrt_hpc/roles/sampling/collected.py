@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mrt_hpc.algorithms.base import StartContext
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import retryable_error
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.roles.task.context import Task, positions_there, set_group_aside
@@ -29,11 +29,10 @@ class Collection:
         missing = set(range(len(problems))) - positions_there(self.task, collection_of(self.version))
         if missing:
             self._reopen(f"{len(missing)} of its groups are not there")
-            raise UserError(
+            raise retryable_error(
                 f"{len(missing)} of {len(problems)} collected groups are missing",
                 where=layout.groups(collection_of(self.version)),
                 advice="mrt-hpc submit RUN: they are sampled again",
-                exit_code=ExitCode.RETRYABLE,
             )
         return self._each(range(len(problems)))
 
@@ -67,11 +66,10 @@ class Collection:
         try:
             return self.group(position).rollouts[0]
         except DamagedError as damage:
-            raise UserError(
+            raise retryable_error(
                 f"a stale trace was damaged: {damage.what}",
                 where=damage.where,
                 advice="mrt-hpc submit RUN: the trace is sampled again",
-                exit_code=ExitCode.RETRYABLE,
             ) from damage
 
     @cached_property

@@ -13,8 +13,8 @@ from mrt_hpc.mrt.values import Estimate, variance_of_progress
 from mrt_hpc.provers.base import GradedBoundary
 from mrt_hpc.provers.branches import look_ahead_of
 from mrt_hpc.provers.prover_session import ProverSession
+from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import ProblemSource
-from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.groups import Sampled
 from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, Gold, GroupStatistics, Rollout
 
@@ -74,16 +74,19 @@ class TraceGrader:
 
     async def _rewards(self, answers: set[str], gold: Gold) -> dict[str, float]:
         """Half-written answers are not worth a warning."""
-        given = sorted(answers)
-        verdicts = await self.pool.grade([(answer, gold) for answer in given], log_failures=False)
-        return {answer: verdict.reward for answer, verdict in zip(given, verdicts, strict=True)}
+        verdicts = await self.pool.grade([(answer, gold) for answer in sorted(answers)], log_failures=False)
+        return {answer: verdict.reward for answer, verdict in zip(sorted(answers), verdicts, strict=True)}
 
     async def _same(self, branches: Sequence[Branch]) -> dict[str, str]:
         """Answers are compared where branches vote, at the same boundary only."""
         if self.asking is None or not self.asking.estimator.votes:
             return {}
         rewards = {b.answer: b.reward for b in branches if b.answer is not None}
-        pairs = sorted(set(chain(*(pairs_to_compare(here, rewards) for here in _answers_by_boundary(branches)))))
+        here: dict[int, set[str]] = defaultdict(set)
+        for branch in branches:
+            if branch.answer is not None:
+                here[branch.boundary].add(branch.answer)
+        pairs = sorted(set(chain(*(pairs_to_compare(answers, rewards) for answers in here.values()))))
         verdicts = await self.pool.grade(pairs, log_failures=False)
         equal = {pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.reward == 1.0}
         return representatives(rewards, equal)
@@ -160,14 +163,6 @@ class TraceGrader:
         return self._extract_after_thought(text, rollout.finish_reason is not FinishReason.STOP)
 
 
-def _answers_by_boundary(branches: Sequence[Branch]) -> list[set[str]]:
-    answers: dict[int, set[str]] = defaultdict(set)
-    for branch in branches:
-        if branch.answer is not None:
-            answers[branch.boundary].add(branch.answer)
-    return list(answers.values())
-
-
 def pairs_to_compare(answers: set[str], rewards: Mapping[str, float]) -> list[tuple[str, str]]:
     """Pairs of answers that the verifier has to compare: right ones are known to be equivalent."""
     return list(combinations(sorted(a for a in answers if rewards[a] < 1.0), 2))
@@ -204,11 +199,7 @@ def _cost(trace: SampledTrace) -> GroupStatistics:
     )
 
 
-def grader_pool(task: Task, problems: ProblemSource) -> GraderPool:
-    grading = task.experiment.grading
-    return GraderPool(
-        verifier_of(problems, grading),
-        grading.processes,
-        grading.time_limit_s,
-        memory_limit_gib=grading.memory_limit_gib,
-    )
+def grader_pool(experiment: Experiment, problems: ProblemSource) -> GraderPool:
+    grading = experiment.grading
+    verifier, limit_gib = verifier_of(problems, grading), grading.memory_limit_gib
+    return GraderPool(verifier, grading.processes, grading.time_limit_s, memory_limit_gib=limit_gib)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, UserError, retryable_error
 from mrt_hpc.inference.ray_node import RayNode, RayPlace
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import write_json
@@ -118,7 +118,16 @@ def join_nodes(task: Task) -> Iterator[RayNode | None]:
         node.wait_for_head(limit_s, _advice(task))
         meeting.say(meeting.head, {"address": place.head})
         with _driver(place):
-            _wait_for_all_nodes(node, task, limit_s)
+            import ray
+
+            wait_until(
+                lambda: sum(one["Alive"] for one in ray.nodes()) == task.world_size,
+                reason=f"the Ray nodes of {task.world_size} ranks",
+                deadline_s=limit_s,
+                check=node.raise_if_ended,
+                where=node.log,
+                advice=_advice(task),
+            )
             yield node
 
 
@@ -139,19 +148,14 @@ def _hosts(meeting: Meeting, deadline_s: float) -> list[str]:
 
 
 def _place(task: Task, head: str, *, is_head: bool = False) -> RayPlace:
+    key = (task.layout.secrets / "server_key").read_text()
     return RayPlace(
         address=address_towards(head.rpartition(":")[0]),
         head=head,
-        token=_token(task),
+        token=hashlib.sha256(f"{key} {task.log_stem}".encode()).hexdigest(),  # a secret of the attempt's ranks
         gpus=node_gpus(task),
         is_head=is_head,
     )
-
-
-def _token(task: Task) -> str:
-    """A secret of the attempt's ranks, as only they can read the run's key."""
-    key = (task.layout.secrets / "server_key").read_text()
-    return hashlib.sha256(f"{key} {task.log_stem}".encode()).hexdigest()
 
 
 def node_gpus(task: Task) -> tuple[str, ...]:
@@ -206,19 +210,6 @@ def _join(head: str) -> None:
         signal.signal(signal.SIGTERM, handler)
 
 
-def _wait_for_all_nodes(node: RayNode, task: Task, deadline_s: float) -> None:
-    import ray
-
-    wait_until(
-        lambda: sum(one["Alive"] for one in ray.nodes()) == task.world_size,
-        reason=f"the Ray nodes of {task.world_size} ranks",
-        deadline_s=deadline_s,
-        check=node.raise_if_ended,
-        where=node.log,
-        advice=_advice(task),
-    )
-
-
 def _advice(task: Task) -> str:
     return Advice(
         "mrt-hpc logs {run} {role} shows what the ranks did; where they only need more time: "
@@ -231,11 +222,10 @@ def _advice(task: Task) -> str:
 
 def _require_ray() -> None:
     if importlib.util.find_spec("ray") is None:
-        raise UserError(
+        raise retryable_error(
             "a task of several nodes needs Ray, which the Python of this task lacks",
             value=sys.executable,
             where="resources.inference.nodes",
             expected="the Python of an environment that env/setup made, or an image",
             advice="run env/setup again, or set resources.inference.nodes to 1; then mrt-hpc submit RUN",
-            exit_code=ExitCode.RETRYABLE,
         )

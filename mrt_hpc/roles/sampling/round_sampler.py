@@ -71,8 +71,7 @@ class Rounds:
         producers = self.task.peers(Role.INFERENCE if self._collects else Role.TRAINER)
         wait = self.task.peer_wait("weights or groups to work on", producers)
         wait.check()  # groups that will not be trained on need not be sampled
-        weights = self.task.wait_for_peers(wait, self._look)
-        return weights[0]
+        return self.task.wait_for_peers(wait, self._look)[0]
 
     @property
     def _collects(self) -> bool:
@@ -194,15 +193,15 @@ class RoundSampler:
             loading_s: how long the weights took to load before.
             all_claimed: set when the last group has a place.
         """
-        clock = RoundClock(waiting=work.waited_s, loading=loading_s)
+        began, before = time.monotonic(), {"waiting": work.waited_s, "loading": loading_s}
         context = start_context(self.task, self.policy.prompter, self.policy.tokens, self.problems, work.iteration)
         starts = algorithm_of(self.task.recipe).starts(context)
         plan = rollout_plan(self.task.recipe, work.iteration, starts.group_size)
         sampler = RolloutSampler(self.client, self.policy.tokens, plan, room=self.room)
         session = SamplingSession(sampler, self.pool, self._prover_session(work.iteration))
-        finish = GroupFinisher(self.task, work, clock, self.sampling)
+        finish = GroupFinisher(self.task, work, before, self.sampling)
         await session.sample(self._claim_groups(work, starts, finish, all_claimed or asyncio.Event()), finish.commit)
-        log.info("iteration %d: %d groups in %.1f s", work.iteration, len(finish.claims), clock.now)
+        log.info("iteration %d: %d groups in %.1f s", work.iteration, len(finish.claims), time.monotonic() - began)
 
     def _prover_session(self, iteration: int) -> ProverSession | None:
         boundaries = algorithm_of(self.task.recipe).boundaries(iteration)
@@ -213,19 +212,16 @@ class RoundSampler:
     def _claim_groups(
         self, work: Round, starts: Starts, finish: "GroupFinisher", all_claimed: asyncio.Event
     ) -> Iterator[PromptedGroup]:
-        drawn = self._iteration_problems(work.iteration)
+        drawn, recipe = self.problems, self.task.recipe
+        if not is_collection(work.iteration):
+            count = groups_of(recipe, work.iteration, len(drawn))
+            drawn = draw_problems(drawn, recipe.seed, work.iteration, count)
         for position in work.positions:
             if self.task.retry(partial(work.leases.claim, position), "a lease"):
                 finish.claims[drawn[position].id] = Claim(position, self.held())
                 self.sampling.add(GroupPlace(work.iteration, position))
                 yield starts.group(drawn[position])
         all_claimed.set()
-
-    def _iteration_problems(self, iteration: int) -> list[Problem]:
-        if is_collection(iteration):
-            return self.problems
-        count = groups_of(self.task.recipe, iteration, len(self.problems))
-        return draw_problems(self.problems, self.task.recipe.seed, iteration, count)
 
 
 def rollout_plan(recipe: Recipe, iteration: int, group_size: int) -> RolloutPlan:
@@ -249,18 +245,20 @@ class Claim:
 class GroupFinisher:
     task: Task
     work: Round
-    clock: "RoundClock"
+    before: dict[str, float]
+    """Seconds of the steps before sampling."""
     sampling: set[GroupPlace]
     """See :class:`RoundSampler`."""
     claims: dict[str, Claim] = field(default_factory=dict)
     """By problem id."""
+    _began: float = field(default_factory=time.monotonic, init=False)
 
     async def commit(self, group: list[asyncio.Task[Sampled]]) -> None:
         """Another task may have been first."""
-        generated = self.clock.now
+        generated = time.monotonic()
         traces = await gather_in_order(group)
-        seconds = {**self.clock.before, "generation": generated, "grading": self.clock.now - generated}
-        sampled = await asyncio.to_thread(merge_samples, traces, seconds)
+        seconds = {"generation": generated - self._began, "grading": time.monotonic() - generated}
+        sampled = await asyncio.to_thread(merge_samples, traces, self.before | seconds)
         claim = self.claims[sampled.rollouts[0].problem_id]
         won = await asyncio.to_thread(self._commit, claim, sampled)
         self.sampling.discard(GroupPlace(self.work.iteration, claim.position))
@@ -271,22 +269,14 @@ class GroupFinisher:
         samples = range(recipe.algorithm.group_size(recipe, iteration))  # what readers ask for
         path = layout.group(iteration, claim.position)
         refuse_other_samples(sampled, sampled.rollouts[0].problem_id, samples, path)
-        return self.task.retry(
-            lambda: commit_sampled(
-                layout,
-                iteration,
-                claim.position,
-                sampled,
-                holder=self.work.leases.mine.as_json(),
-                weights={"version": claim.weights.version, "digest": claim.weights.digest},
-            ),
-            f"group {claim.position} of iteration {iteration}",
-        )
+        weights = {"version": claim.weights.version, "digest": claim.weights.digest}
+        about = {"holder": self.work.leases.mine.as_json(), "weights": weights}
+        committing = partial(commit_sampled, layout, iteration, claim.position, sampled, **about)
+        return self.task.retry(committing, f"group {claim.position} of iteration {iteration}")
 
     def _record_end(self, position: int, sampled: Sampled, won: bool) -> None:
         kind = EventKind.GROUP_COMMITTED if won else EventKind.GROUP_DISCARDED
-        where = {"iteration": self.work.iteration, "position": position}
-        cost = sampled.statistics
+        where, cost = {"iteration": self.work.iteration, "position": position}, sampled.statistics
         tokens = {"rollout_tokens": cost.rollout_tokens, "branch_tokens": cost.branch_tokens}
         self.task.events.emit(kind, **where, rollouts=cost.rollouts, **tokens)
         if position == 0 and self.work.iteration <= 0:
@@ -304,15 +294,3 @@ def trace_in_words(rollout: Rollout) -> str:
         f"a trace of problem {rollout.problem_id}: {len(rollout.token_ids)} tokens, ended by {rollout.finish_reason}, "
         f"{max(0, len(rollout.boundaries) - 1)} episodes, {answer}, reward {rollout.reward:g}: {text!r}"
     )
-
-
-class RoundClock:
-    """A round's wall time: steps before sampling, and since."""
-
-    def __init__(self, **before: float) -> None:
-        self.before = before
-        self._start = time.monotonic()
-
-    @property
-    def now(self) -> float:
-        return time.monotonic() - self._start

@@ -17,6 +17,7 @@ from mrt_hpc.run.groups import Sampled
 
 GradedGroup = list[asyncio.Task["Sampled"]]
 """Each trace graded in the background."""
+Commit = Callable[[GradedGroup], Coroutine[None, None, None]]
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,7 @@ class SamplingSession:
             async for trace in sampled:
                 yield trace.group.problem.id, asyncio.create_task(self._grader.grade(trace))
 
-    async def sample(
-        self, groups: Iterable[PromptedGroup], finish: Callable[[GradedGroup], Coroutine[None, None, None]]
-    ) -> None:
+    async def sample(self, groups: Iterable[PromptedGroup], finish: Commit) -> None:
         """Sample all groups; each goes to ``finish`` after its last trace, while others continue. The first failure
         cancels all.
         """

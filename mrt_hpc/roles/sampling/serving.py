@@ -14,8 +14,7 @@ from mrt_hpc.inference.client import GenerationClient, connect
 from mrt_hpc.inference.compiled_code import shared_folder
 from mrt_hpc.inference.sampler import Generator
 from mrt_hpc.inference.server import VllmServer
-from mrt_hpc.inference.server_control import Server, Servers
-from mrt_hpc.inference.server_pool import ServerPool, spread_over
+from mrt_hpc.inference.server_pool import ServerPool, Servers, spread_over
 from mrt_hpc.inference.server_start import ServerProcess, ServerSettings
 from mrt_hpc.recipe.base import NumberFormat
 from mrt_hpc.recipe.sections import ServerLayout
@@ -33,7 +32,7 @@ class Rest:
     """Lets servers sleep and wakes them. A task with its own GPUs never rests."""
 
     turn: Turn
-    servers: Sequence[Server]
+    servers: Sequence[VllmServer]
     _asleep: bool = field(default=False, init=False)
 
     def begin(self) -> None:
@@ -80,30 +79,18 @@ LOOK_EVERY_S = 0.2
 """Between looks at the counters of a server that has not sampled yet."""
 
 
-def record_started(task: Task, servers: Servers, version: int, seconds: float) -> None:
-    """Record that servers of one model answer; ``seconds`` from getting the model."""
-    for server in servers.each:
-        task.events.emit(EventKind.SERVER_STARTED, version=version, server_pid=server.pid, seconds=seconds)
-    log.info("%d vLLM server(s) answer after %.1f s", len(servers.each), seconds)
-
-
-async def record_first_token(task: Task, server: Server, client: GenerationClient) -> None:
+async def record_first_token(task: Task, server: VllmServer, client: GenerationClient) -> None:
     """Record an attempt's first token, once: the server's counters show it while the client has work, and a long sample
     arrives long after it.
     """
     try:
         while not task.events.has_emitted(EventKind.FIRST_TOKEN):
             await asyncio.sleep(LOOK_EVERY_S)
-            if client.unfinished and await _tokens_of(server) > 0:
+            if client.unfinished and (await asyncio.to_thread(server.control.tokens_done) or 0) > 0:
                 _record_first_token(task)
     finally:
         if client.generated_tokens:  # all work ended between two looks
             _record_first_token(task)
-
-
-async def _tokens_of(server: Server) -> int:
-    done: int | None = await asyncio.to_thread(server.control.tokens_done)
-    return done or 0
 
 
 def _record_first_token(task: Task) -> None:
@@ -158,7 +145,11 @@ class OwnServers:
         ]
         began = time.monotonic()
         with made[0] if len(made) == 1 else ServerPool(tuple(made)) as servers:
-            record_started(self.task, servers, weights.version, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            for server in servers.each:
+                started = {"version": weights.version, "server_pid": server.pid, "seconds": seconds}
+                self.task.events.emit(EventKind.SERVER_STARTED, **started)
+            log.info("%d vLLM server(s) answer after %.1f s", len(servers.each), seconds)
             yield servers
 
     def settings(self, number: int, model_dir: Path = Path(), max_model_len: int = 0) -> ServerSettings:
@@ -219,12 +210,13 @@ async def client_of(task: Task, servers: Servers) -> AsyncIterator[Generator]:
                 task.shutdown.announce()  # recorded before the seconds that the servers take to end
                 servers.close()  # threads that wait for their answers stop waiting
             for watch in watches:
-                await _await_end(watch)
+                with suppress(asyncio.CancelledError):
+                    await watch
 
 
 @asynccontextmanager
 async def _connect_client(
-    task: Task, server: Server, watches: list[asyncio.Task[None]]
+    task: Task, server: VllmServer, watches: list[asyncio.Task[None]]
 ) -> AsyncIterator[GenerationClient]:
     """A client of one server; its watcher joins ``watches``."""
     limit_s = task.experiment.serving.stall_limit_s
@@ -249,13 +241,8 @@ async def _connect_client(
         yield client
 
 
-async def _await_end(watch: asyncio.Task[None]) -> None:
-    with suppress(asyncio.CancelledError):
-        await watch
-
-
 async def restart_when_hung(
-    server: Server, client: GenerationClient, limit_s: float, restart: Callable[[], Awaitable[None]]
+    server: VllmServer, client: GenerationClient, limit_s: float, restart: Callable[[], Awaitable[None]]
 ) -> None:
     """Watch a server's counters until cancelled, and restart it when they stand still while it has work. A failed
     restart is repeated.

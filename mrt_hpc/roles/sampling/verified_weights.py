@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
 
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, UserError, retryable_error
 from mrt_hpc.plan.jobs import Plan, Role
 from mrt_hpc.roles.task.context import LONGEST_LOOK_S, Task
 from mrt_hpc.run.atomic import checksum, tree
@@ -106,11 +106,8 @@ def _stamps(directory: Path) -> list[FileStamp]:
 
 def _stamp(file: Path) -> FileStamp:
     """It opens the file: a network filesystem then asks its server, not its cache."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        status = os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
+    with file.open("rb") as stream:
+        status = os.fstat(stream.fileno())
     return str(file), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
@@ -121,20 +118,17 @@ def verified_weights(task: Task, version: int) -> Weights:
     Raises:
         DamagedError: it was damaged.
     """
-    layout, directory = task.layout, task.layout.weights_version(version)
+    directory = task.layout.weights_version(version)
     before = _inode(directory)
     try:
         digest = task.retry(lambda: verify(directory).digest, f"reading {directory}")
     except DamagedError as damage:
         if version == 0:
+            removed = [directory, task.layout.root / "tasks/prepare"]
             raise UserError(
                 f"weights version 0 is damaged: {damage.what}",
                 where=damage.where,
-                advice=Advice(
-                    "rm -r {directory} {run}, and the same command again",
-                    directory=directory,
-                    run=layout.root / "tasks/prepare",
-                ),
+                advice=Advice("rm -r {removed}, and the same command again", removed=removed),
             ) from damage
         if before is not None and _inode(directory) == before:  # else it was published again meanwhile
             _set_aside_damaged(task, version, damage)
@@ -153,8 +147,7 @@ def _set_aside_damaged(task: Task, version: int, damage: DamagedError) -> None:
 
 def publish_again(task: Task, why: str) -> None:
     """Make the next submission of a separate evaluation rerun its first job, which publishes all models."""
-    first = [job.name for job in task.plan.jobs if job.role is Role.PREPARE]
-    task.reopen([(name, 0) for name in first], why)
+    task.reopen([(job.name, 0) for job in task.plan.jobs if job.role is Role.PREPARE], why)
 
 
 def _inode(directory: Path) -> int | None:
@@ -182,14 +175,12 @@ def collecting_weights(task: Task, version: int) -> Weights:
                 advice="the same submit command with another --run directory, which makes a run of its own",
             ) from damage
         task.reopen(trainer_to(task.plan, version), f"weights version {version}, which a collection needs, was damaged")
-        raise UserError(
+        raise retryable_error(
             f"weights version {version}, which a collection is sampled with, was damaged: {damage.what}",
             where=damage.where,
             advice="mrt-hpc submit RUN: the trainer publishes it again",
-            exit_code=ExitCode.RETRYABLE,
         ) from damage
 
 
 def trainer_to(plan: Plan, version: int) -> list[tuple[str, int]]:
-    trainers = [job for job in plan.jobs if job.does(Role.TRAINER)]
-    return [(job.name, 0) for job in trainers if job.end_iteration == version]
+    return [(job.name, 0) for job in plan.jobs if job.does(Role.TRAINER) and job.end_iteration == version]

@@ -107,7 +107,7 @@ class Task:
     def peers(self, role: Role, iterations: range | None = None) -> Peers:
         """Tasks of a role working on any of these iterations; default: this segment's."""
         wanted = self.iterations if iterations is None else iterations
-        jobs = tuple(job for job in self.plan.jobs if job.does(role) and _overlap(job.iterations, wanted))
+        jobs = tuple(j for j in self.plan.jobs if j.does(role) and any(i in wanted for i in j.iterations))
         return Peers(self.layout, jobs, self.observer)
 
     def peer_wait(self, reason: str, producers: Peers) -> PeerWait:
@@ -167,10 +167,6 @@ class Task:
                 self.retry(partial(write_task, self.layout, job, index, again), "the state of a task")
 
 
-def _overlap(first: range, second: range) -> bool:
-    return max(first.start, second.start) < min(first.stop, second.stop)
-
-
 # The two processes of a colocated task: the first rank of the trainer, and its companion, which samples.
 #
 # They take turns on the GPUs of the task. The companion is a child of the first rank and ends with it.
@@ -186,22 +182,20 @@ STOPPED = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 def turn_of(task: Task) -> Turn:
     """A file on a local disk, new for each attempt."""
-    return Turn(_turns_folder() / f"{_turns_of(task)}.{task.attempt}{TURN}")
+    folder, name = _turns_of(task)
+    return Turn(folder / f"{name}.{task.attempt}{TURN}")
 
 
 def remove_earlier_turns(task: Task) -> None:
     """Killed attempts may have left turn files on this node."""
-    mine = turn_of(task).path
-    turns = list_directory(_turns_folder(), f"{_turns_of(task)}.*{TURN}")
-    remove_abandoned(path for path in turns if path != mine)
+    (folder, name), mine = _turns_of(task), turn_of(task).path
+    remove_abandoned(path for path in list_directory(folder, f"{name}.*{TURN}") if path != mine)
 
 
-def _turns_folder() -> Path:
-    return private_folder(Path(tempfile.gettempdir()), f"mrt-hpc-turns-{os.geteuid()}")
-
-
-def _turns_of(task: Task) -> str:
-    return f"mrt-hpc-{task.holder.task_digest}"
+def _turns_of(task: Task) -> tuple[Path, str]:
+    """The folder of the task's turn files, and the beginning of their names."""
+    folder = private_folder(Path(tempfile.gettempdir()), f"mrt-hpc-turns-{os.geteuid()}")
+    return folder, f"mrt-hpc-{task.holder.task_digest}"
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, ExitCode, UserError, retryable_error
 from mrt_hpc.plan.jobs import Job
 from mrt_hpc.recipe.sections import Resilience
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Observer
-from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task
+from mrt_hpc.run.task_state import TaskState, read_task
 
 LOOK_EVERY_S = 1.0
 """Between looks at other tasks during a wait."""
@@ -80,13 +80,10 @@ class Peers:
     def _life(self, job: str, index: int) -> PeerStatus:
         record = read_task(self.layout, job, index)
         if record.state is TaskState.RUNNING:
-            return PeerStatus.RUNNING if self._beats(job, index, record) else PeerStatus.LOST
-        return {TaskState.DONE: PeerStatus.DONE, TaskState.FAILED: PeerStatus.FAILED}.get(
-            record.state, PeerStatus.QUEUED
-        )
-
-    def _beats(self, job: str, index: int, record: TaskRecord) -> bool:
-        return self.observer.living_attempt(self.layout.heart(job, index)) == record.attempt
+            beats = self.observer.living_attempt(self.layout.heart(job, index)) == record.attempt
+            return PeerStatus.RUNNING if beats else PeerStatus.LOST
+        ended = {TaskState.DONE: PeerStatus.DONE, TaskState.FAILED: PeerStatus.FAILED}
+        return ended.get(record.state, PeerStatus.QUEUED)
 
 
 @dataclass
@@ -113,8 +110,7 @@ class PeerWait:
         lives = set(self.peers.lives().values())
         if PeerStatus.RUNNING in lives:
             self._none_running_since = None
-            if now - self._began > self.limits.stall_limit_minutes * 60:
-                minutes = (now - self._began) / 60
+            if (minutes := (now - self._began) / 60) > self.limits.stall_limit_minutes:
                 raise UserError(
                     f"gave the nodes back: {self.peers.names} has not produced {self.reason} in {minutes:.1f} minutes",
                     advice=Advice(
@@ -131,10 +127,9 @@ class PeerWait:
         if lives == {PeerStatus.FAILED}:
             raise PeersFailedError(self.reason, self.peers, status)
         if lives <= {PeerStatus.DONE, PeerStatus.FAILED} and waited_s > self.limits.heartbeat_limit_s:
-            raise UserError(
+            raise retryable_error(
                 f"{self.peers.names} has ended, so this task cannot get {self.reason}",
                 advice=Advice("{status}, and mrt-hpc submit RUN", status=status),
-                exit_code=ExitCode.RETRYABLE,
             )
         if self.gone(tuple(job.name for job in self.peers.jobs)):
             what = "has left the queue and will not start again"

@@ -66,15 +66,12 @@ class ShutdownRequest:
         self._ending = ending
         self.found_waiting = self._waiting
         if self._cancel is not None:
-            return self._have_cancelled(self._cancel)
+            self.leaving = True
+            self._cancel()
+            return False
         if not self._safe_points_only:
             self.leave_if_given()
         return True
-
-    def _have_cancelled(self, cancel: Callable[[], object]) -> bool:
-        self.leaving = True
-        cancel()
-        return False
 
     def force(self) -> None:
         """Raise the request now: no time is left for a safe point."""

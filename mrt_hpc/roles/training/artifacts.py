@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mrt_hpc.analysis.measures import IterationMetrics
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, UserError, retryable_error
 from mrt_hpc.roles.task.context import STATE, Task
 from mrt_hpc.run.archive import archive_groups
 from mrt_hpc.run.atomic import is_temporary, remove_leftovers, write_json
@@ -53,9 +53,6 @@ class Publisher:
         about = {"iteration": version, "attempt": self.task.attempt, STATE: self.state, "time": time.time()}
         committing = partial(publish, self.task.layout, version, write_unless_superseded, **about)
         return self.task.retry(committing, f"weights version {version}")
-
-    def digest(self, version: int) -> str:
-        return self.manifest(version).digest
 
     def manifest(self, version: int) -> Manifest:
         path = self.task.layout.weights_version(version)
@@ -103,7 +100,8 @@ class TrainingArtifacts:
                 self.task.set_aside([path], f"the version from which training resumed: {damage.what}")
 
         rank_messages.run_on_rank_zero(set_aside)
-        self._keep_house(self._remove_leftovers)
+        for directory in (self.task.layout.weights, self.task.layout.checkpoints):  # unfinished files may be large
+            self._keep_house(partial(remove_leftovers, directory))
         if rank_messages.run_on_rank_zero(lambda: self.is_published(iteration)):
             rank_messages.run_on_rank_zero(lambda: self.set_aside_evaluations_of_another(iteration))
         else:
@@ -147,8 +145,7 @@ class TrainingArtifacts:
 
     def set_aside_evaluations_of_another(self, version: int) -> None:
         layout, plan = self.task.layout, self.task.plan
-        digest = self.publisher.digest(version)
-        if stale := foreign_evaluations(layout, version, digest):
+        if stale := foreign_evaluations(layout, version, self.publisher.manifest(version).digest):
             reason = f"weights version {version} has been computed again, and is not what was evaluated"
             self.task.set_aside(stale, reason)
             units = [(job.name, index, unit) for job in plan.jobs for index, unit in enumerate(job.evaluations)]
@@ -185,12 +182,10 @@ class TrainingArtifacts:
                 problems=skipped.problems[:PROBLEMS_NAMED],
                 file=str(path),
             )
-        if self.engine.skipped_in_a_row >= self.task.recipe.resilience.skipped_steps:
-            raise self._too_many_skipped(iteration, skipped, path)
-
-    def _too_many_skipped(self, iteration: int, skipped: SkippedStep, path: Path) -> UserError:
-        run = self.task.layout.word
-        return UserError(
+        most = self.task.recipe.resilience.skipped_steps
+        if self.engine.skipped_in_a_row < most:
+            return
+        raise UserError(
             f"{self.engine.skipped_in_a_row} optimiser steps in a row were skipped, the last one in iteration "
             f"{iteration}: {skipped}",
             where=path,
@@ -199,8 +194,8 @@ class TrainingArtifacts:
                 "mrt-hpc fork {run} --at last --set training.learning_rate=RATE, with a lower rate (or "
                 "with training.precision=bf16_autocast); or, to go on as it is, mrt-hpc submit RUN "
                 "--set resilience.skipped_steps={skipped_steps}",
-                run=run,
-                skipped_steps=2 * self.task.recipe.resilience.skipped_steps,
+                run=self.task.layout.word,
+                skipped_steps=2 * most,
             ),
         )
 
@@ -219,19 +214,13 @@ class TrainingArtifacts:
             raise self._superseded_error("has written this", where=path)
 
     def _superseded_error(self, what: str, **facts: Any) -> UserError:
-        return UserError(
+        return retryable_error(
             f"another attempt of this task {what}, because this attempt seemed to be lost",
             advice=Advice(
                 "nothing: the other attempt continues; mrt-hpc status {run} shows it", run=self.task.layout.root
             ),
-            exit_code=ExitCode.RETRYABLE,
             **facts,
         )
-
-    def _remove_leftovers(self) -> None:
-        """Unfinished files of lost attempts may be whole models, on a full disk."""
-        for directory in (self.task.layout.weights, self.task.layout.checkpoints):
-            remove_leftovers(directory)
 
     def _archive(self) -> None:
         layout, recipe = self.task.layout, self.task.recipe

@@ -13,7 +13,7 @@ import numpy as np
 from mrt_hpc.algorithms.base import RolloutAlgorithm, SupervisedAlgorithm
 from mrt_hpc.algorithms.batch import Batch, Learnt, batch_of
 from mrt_hpc.algorithms.samples import SampleSource, write_samples
-from mrt_hpc.errors import Advice, ExitCode, UserError
+from mrt_hpc.errors import Advice, UserError, retryable_error
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.mrt.sft import Conversation, MaskedTokens, Suffix
@@ -135,17 +135,15 @@ class RolloutReader:
         path = self.task.layout.group(self.iteration, position)
         if position >= len(self._drawn_ids):
             raise DamagedError("a group of a position that the iteration does not have", where=path)
-        group = read_sampled(self.task.layout, self.iteration, position)
-        recipe = self.task.recipe
+        group, recipe = read_sampled(self.task.layout, self.iteration, position), self.task.recipe
         samples = range(recipe.algorithm.group_size(recipe, self.iteration))
         return refuse_other_samples(group, self._drawn_ids[position], samples, path)
 
     @cached_property
     def _drawn_ids(self) -> list[str]:
         ids = (self.problem_ids or partial(_problem_ids, self.task))()
-        return [
-            ids[index] for index in draw_indices(len(ids), self.task.recipe.seed, self.iteration, self._wanted_groups)
-        ]
+        drawn = draw_indices(len(ids), self.task.recipe.seed, self.iteration, self._wanted_groups)
+        return [ids[index] for index in drawn]
 
     @property
     def comparable(self) -> int | None:
@@ -170,11 +168,9 @@ class RolloutReader:
         batch = batch_of([self._groups[position] for position in sorted(self._groups)], self.question_ids)
         learnt = self._learn_batch(batch)
         if learnt.dropped_branches:
-            log.warning(
-                "iteration %d: %d branches are not learnt from: they were not sampled after the recipe's forced text",
-                self.iteration,
-                learnt.dropped_branches,
-            )
+            why = "they were not sampled after the recipe's forced text"
+            dropped = (self.iteration, learnt.dropped_branches)
+            log.warning("iteration %d: %d branches are not learnt from: %s", *dropped, why)
         return replace(learnt, digest=batch.digest, batch=batch)
 
     def reopen_samplers(self) -> None:
@@ -185,11 +181,10 @@ class RolloutReader:
             self.task.reopen(lives, f"groups of iteration {self.iteration} were found damaged, or gone, after its end")
 
     def _not_as_first_seen(self) -> UserError:
-        return UserError(
+        return retryable_error(
             f"the groups of iteration {self.iteration} are not what the first rank saw",
             where=self.task.layout.groups(self.iteration),
             advice="mrt-hpc submit RUN, once all nodes see the same files",
-            exit_code=ExitCode.RETRYABLE,
         )
 
     def _learn_batch(self, batch: Batch) -> Learnt:
@@ -236,8 +231,8 @@ class SampleReader:
         """A window over shuffled passes, which begin with the first iteration that learns these samples."""
         recipe = self.task.recipe
         algorithm = require_kind(recipe.algorithm, SupervisedAlgorithm)
-        version, count = algorithm.traces_version(self.iteration), algorithm.sequences_per_iteration
-        samples = self.samples_of(version)
+        samples = self.samples_of(version := algorithm.traces_version(self.iteration))
+        count = algorithm.sequences_per_iteration
         chosen = draw_indices(len(samples.sequences), recipe.seed, self.iteration - version, count)
         return Learnt([samples.sequences[i] for i in chosen], digest=f"{samples.digest}:{self.iteration}")
 

@@ -1,6 +1,7 @@
 """The trainer's metrics of an iteration: time by phase, batch, update."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import isfinite
@@ -136,7 +137,6 @@ def progress_error(variances: NDArray[np.float64]) -> dict[str, float]:
 
 
 def signal_share(rollouts: Sequence[Rollout]) -> float:
-    groups: dict[str, set[float]] = {}
-    for rollout in rollouts:
-        groups.setdefault(rollout.problem_id, set()).add(rollout.reward)
-    return float(np.mean([len(rewards) > 1 for rewards in groups.values()]))
+    seen = {(rollout.problem_id, rollout.reward) for rollout in rollouts}
+    rewards = Counter(problem for problem, _ in seen)
+    return float(np.mean([count > 1 for count in rewards.values()]))
