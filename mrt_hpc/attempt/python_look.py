@@ -82,10 +82,6 @@ class PythonLook:
     failed_setup: str = ""
     """The first of the setup lines that failed, with its exit code."""
 
-    @property
-    def needs_gpus(self) -> bool:
-        return needs_gpus(self.vllm)
-
 
 class PythonLookError(Exception):
     """A Python that could not be asked; the message is the reason."""
@@ -205,14 +201,13 @@ def light_installation(error: ModuleNotFoundError) -> UserError | None:
     package = (error.name or "").partition(".")[0]
     if package not in FETCHING and not missing_packages():
         return None
+    install = Advice("pip install {wanted}; or " if package in FETCHING else "", wanted=FETCHING.get(package))
     return UserError(
         f"this command needs the package {package}, which this installation does not have",
         value=sys.executable,
         expected="the packages that env/setup installs",
         advice=Advice(
             "{install}type it with the .venv/bin/mrt-hpc of a checkout, or in an image: mrt-hpc container shell IMAGE",
-            install=Advice("pip install {wanted}; or ", wanted=FETCHING[package])
-            if package in FETCHING
-            else Advice(""),
+            install=install,
         ),
     )

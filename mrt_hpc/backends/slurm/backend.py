@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mrt_hpc.analysis.spending import Allocation
 from mrt_hpc.attempt.ledger import Submission
-from mrt_hpc.attempt.python_look import PythonLookError, look_at_python, no_tasks_here
+from mrt_hpc.attempt.python_look import PythonLookError, look_at_python, needs_gpus, no_tasks_here
 from mrt_hpc.backends.backend import Backend, JobMarks, JobOrder, Objections, QueuedTask, StartEstimate, WaitReason
 from mrt_hpc.backends.slurm import cluster_limits, queue, reasons, survey
 from mrt_hpc.backends.slurm.commands import ask_slurm, ignored_options, run_slurm
@@ -77,7 +77,7 @@ class SlurmBackend(Backend):
             has = look_at_python(words, setup=site.setup, environment=site.task_environment, deadline_s=LOOK_S)
         except (UserError, PythonLookError):
             return None  # doctor says why
-        return shlex.join(words) if has.needs_gpus else None
+        return shlex.join(words) if needs_gpus(has.vllm) else None
 
     def texts(self, plan: Plan, recipe: Experiment, layout: RunLayout) -> list[tuple[str, str]]:
         from mrt_hpc.backends.slurm.arrays import sbatch_texts

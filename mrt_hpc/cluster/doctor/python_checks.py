@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mrt_hpc
 from mrt_hpc.attempt.gpus import OLDEST_DRIVER
-from mrt_hpc.attempt.python_look import PythonLookError, look_at_python, no_sampling
+from mrt_hpc.attempt.python_look import PythonLookError, look_at_python, needs_gpus, no_sampling
 from mrt_hpc.cluster.doctor.checks import CheckResult, doubtful, fails, not_checked, ok
 from mrt_hpc.cluster.doctor.situation import Situation
 from mrt_hpc.errors import Advice, UserError, word
@@ -135,7 +135,7 @@ def _check_python(situation: Situation, name: str, words: list[str], remedy: str
         yield fails(f"{said}; this command has mrt-hpc {mrt_hpc.__version__}", remedy)
     elif has.errors:
         yield fails(f"{said}, without {', '.join(has.errors)}, which tasks need", remedy)
-    elif has.needs_gpus and (recipe := situation.recipe) and (refusal := no_sampling(recipe, lambda: name)) is not None:
+    elif needs_gpus(has.vllm) and situation.recipe and (refusal := no_sampling(situation.recipe, lambda: name)):
         yield fails(refusal.evidence, refusal.advice or remedy)
     elif situation.uses_gpus and has.cuda is None:
         result = fails if situation.recipe is not None else doubtful
