@@ -10,17 +10,16 @@ import click
 from click.shell_completion import CompletionItem
 
 from mrt_hpc.cli.completion import (
+    complete_file,
     complete_override,
     complete_recipe,
     complete_recipe_or_run,
     complete_run,
-    complete_shape,
-    complete_site,
     runs_beginning,
 )
 from mrt_hpc.cli.terminal import echo
 from mrt_hpc.errors import Advice, UserError, nearest, word
-from mrt_hpc.recipe.find import RECIPES, expand_home, find, known_names
+from mrt_hpc.recipe.find import RECIPES, SHAPES, SITES, expand_home, find, known_names
 from mrt_hpc.recipe.ownership import refuse_to_write
 from mrt_hpc.run.layout import RunLayout, new_run_directory
 
@@ -79,9 +78,7 @@ class RunPath(RunName, click.Path):
 
 def checked_run_directory(_: click.Context, __: click.Parameter, text: str | None) -> Path | None:
     """The path given, as :func:`new_run_directory` takes it."""
-    if text is None:
-        return None
-    return new_run_directory(text)
+    return None if text is None else new_run_directory(text)
 
 
 def _recipe_file(_: click.Context, __: click.Parameter, name: str) -> Path:
@@ -166,7 +163,7 @@ def _axes(texts: Sequence[str]) -> "list[Axis]":
 site = click.option(
     "--site",
     metavar="SITE",
-    shell_complete=complete_site,
+    shell_complete=complete_file(SITES, "local"),
     help="Site profile: a path, a name in slurm/sites or ~/.config/mrt-hpc/sites, or local for this machine. Default: "
     "the site of the run, MRT_HPC_SITE, the one in ~/.config/mrt-hpc/settings.yaml, or this machine.",
 )
@@ -184,7 +181,7 @@ overrides = click.option(
 shape = click.option(
     "--shape",
     metavar="NAME",
-    shell_complete=complete_shape,
+    shell_complete=complete_file(SHAPES),
     help="What the run may use at a time: a name in recipes/shapes as one_gpu, or a path. The method stays as it is.",
 )
 run_directory = click.option(
