@@ -240,7 +240,8 @@ def _time_left(run: Snapshot, tasks: Sequence[TaskView]) -> str:
 
 def _others(jobs: Sequence[JobView], busy: Sequence[JobView]) -> str:
     """How many of the other jobs are done, and how many wait."""
-    others = [job for job in jobs if job not in busy]
+    shown = {job.name for job in busy}
+    others = [job for job in jobs if job.name not in shown]
     done = sum(set(job.states) == {TaskState.DONE} for job in others)
     counts = {"more job(s) like these": len(busy) - JOBS, "job(s) done": done, "job(s) not begun": len(others) - done}
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count > 0)
@@ -420,11 +421,9 @@ class LineDisplay(Display):
 
 def one_line(run: Snapshot) -> str:
     trained, evaluations = run.iterations, run.evaluations
-    last, running = (
-        run.measured[-1].iteration + 1 if run.measured else trained.done,
-        Counter(task.role for task in run.tasks if task.alive),
-    )
+    last = run.measured[-1].iteration + 1 if run.measured else trained.done
     done = min(trained.done, last)  # weights and figures of an iteration are written one after the other
+    running = Counter(task.role for task in run.tasks if task.alive)
     roles = ", ".join(f"{role} x{count}" if count > 1 else role for role, count in running.items())
     reward = next((one.reward for one in run.measured if one.iteration == done - 1), None)
     failed = sum(job.states.get(TaskState.FAILED, 0) for job in run.jobs)

@@ -36,8 +36,7 @@ def submit(
         _start_each(members, family.at_once, what)
         return
     recipe, layout = resolve_request(what, overrides, shape, data, run)
-    checked = site_of_command(site, layout).ensure_usable().site
-    submit_asked(recipe, checked, layout.root, listener())
+    submit_asked(recipe, site_of_command(site, layout).ensure_usable().site, layout.root, listener())
 
 
 # -- sweeps
