@@ -170,10 +170,12 @@ def _container(image: Path | None, site: str | None, executable: str) -> "tuple[
     from mrt_hpc.backends.sites import find_site
     from mrt_hpc.backends.slurm.site import Container, SlurmSite, require_slurm
 
-    found = find_site(site) if site is not None or image is None else None
+    profile = None
     if site is not None:
-        require_slurm(find_site(site)).refuse_to_run_here()
-    profile = found if isinstance(found, SlurmSite) else None
+        profile = require_slurm(find_site(site))
+        profile.refuse_to_run_here()
+    elif image is None and isinstance(default := find_site(None), SlurmSite):
+        profile = default
     if image is not None:
         return profile, Container(image=str(absolute(image)), executable=executable)
     kept = None if profile is None else profile.container

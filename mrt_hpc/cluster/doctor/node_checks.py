@@ -115,10 +115,8 @@ def _visibility(situation: Situation, facts: NodeFacts) -> CheckResult:
     if slowest > limit_s:
         remedy = f"--set resilience.heartbeat_limit_s={round(slowest * 3)}, or {OTHER_PLACE}"
         return fails(f"{said}, longer than resilience.heartbeat_limit_s ({limit_s:g} s)", remedy)
-    if slowest > SLOW_TRIP_S:
-        remedy = f"a run works, and each hand-over waits for that; a faster filesystem: {OTHER_PLACE}"
-        return doubtful(said, remedy)
-    return ok(said)
+    remedy = f"a run works, and each hand-over waits for that; a faster filesystem: {OTHER_PLACE}"
+    return doubtful(said, remedy) if slowest > SLOW_TRIP_S else ok(said)
 
 
 def _clock(facts: NodeFacts) -> CheckResult:
@@ -179,9 +177,7 @@ def _scratch(facts: NodeFacts, models: float) -> CheckResult:
         remedy += ", or --set training.full_weights_every=1"
     if facts.temporary_free_bytes < models:
         return fails(said, remedy)
-    if facts.temporary_free_bytes < needed:
-        return doubtful(said, remedy)
-    return ok(said)
+    return doubtful(said, remedy) if facts.temporary_free_bytes < needed else ok(said)
 
 
 def _locked_memory(situation: Situation, kind: JobKind, facts: NodeFacts) -> Iterator[CheckResult]:

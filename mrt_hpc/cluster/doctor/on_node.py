@@ -58,9 +58,8 @@ def ask_nodes(situation: Situation, wait_s: float, show: Callable[[str], None]) 
     place = existing_ancestor(situation.root)
     if not os.access(place, os.W_OK):
         problem = f"no job was submitted: you cannot write to {place}, where it would leave its answer"
-        return tuple(
-            NodeAnswer(kind, site.text_of("partition", kind) or "", problem=problem) for kind in situation.kinds
-        )
+        names = ((kind, site.text_of("partition", kind) or "") for kind in situation.kinds)
+        return tuple(NodeAnswer(kind, name, problem=problem) for kind, name in names)
     with trial_folder(place) as folder:
         layout = require_plain_path(RunLayout(folder), site.container)
         layout.events.mkdir()  # the job script notes there which setup line fails

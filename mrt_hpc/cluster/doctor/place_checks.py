@@ -69,10 +69,8 @@ def is_shared(situation: Situation) -> Iterator[CheckResult]:
     if situation.slurm is None or any(answer.facts for answer in situation.answers):
         return  # a node that has answered has written its answer there
     disk = filesystem(situation.root)
-    said = f"/proc/self/mountinfo: {disk.type} at {disk.mount_point}"
-    yield shared_or_doubtful(
-        disk, said, "--on-node shows whether they see it; else --run DIRECTORY on a shared filesystem"
-    )
+    remedy = "--on-node shows whether they see it; else --run DIRECTORY on a shared filesystem"
+    yield shared_or_doubtful(disk, f"/proc/self/mountinfo: {disk.type} at {disk.mount_point}", remedy)
 
 
 def shared_or_doubtful(disk: Filesystem, said: str, remedy: str) -> CheckResult:
@@ -88,8 +86,9 @@ def space(situation: Situation) -> Iterator[CheckResult]:
         yield ok(disk.facts_text())
         return
     said = f"checkpoints and weights need {gigabytes(needed)}; {disk.facts_text()}"
+    more = "" if disk.quota is None else f", or ask for more quota ({disk.quota.command})"
     remedy = (
-        f"{_make_room(disk)}, lower training.keep_checkpoints or training.keep_weights, or evaluate less often; or "
+        f"make room{more}, lower training.keep_checkpoints or training.keep_weights, or evaluate less often; or "
         f"{OTHER_PLACE}"
     )
     yield _room(needed, disk.writable_bytes, said, remedy, "; traces come on top")
@@ -101,27 +100,17 @@ def _room(needed: float, free: float, said: str, remedy: str, doubt: str = "") -
     return doubtful(f"{said}{doubt}", remedy) if needed * SPARE > free else ok(said)
 
 
-def _make_room(disk: Filesystem) -> str:
-    return "make room" if disk.quota is None else f"make room, or ask for more quota ({disk.quota.command})"
-
-
 def bytes_needed(recipe: Recipe) -> float | None:
     """None for an unknown model size. One more of each is being written, and evaluated versions stay. The oldest
     version may be a delta, and need all from its whole model on.
     """
-    billions = model_billions(recipe)
-    if billions is None:
+    if (billions := model_billions(recipe)) is None:
         return None
-    training = recipe.training
+    training, deltas = recipe.training, recipe.training.full_weights_every - 1
     checkpoints = CHECKPOINT_BYTES * (training.keep_checkpoints + 1)
-    versions = training.keep_weights + 1 + len(recipe.evaluated_versions) + _chain(recipe, DELTA_SHARE)
+    chain = 1 + (deltas - 1) * DELTA_SHARE if deltas else 0  # the oldest version's origin
+    versions = training.keep_weights + 1 + len(recipe.evaluated_versions) + chain
     return billions * 1e9 * (checkpoints + BYTES[training.weights_dtype] * versions)
-
-
-def _chain(recipe: Recipe, share: float) -> float:
-    """The oldest versions' origin: a whole model, and deltas that count as a share of one."""
-    deltas = recipe.training.full_weights_every - 1
-    return 1 + (deltas - 1) * share if deltas else 0
 
 
 def models_on_node_bytes(recipe: Recipe) -> float | None:
@@ -130,8 +119,7 @@ def models_on_node_bytes(recipe: Recipe) -> float | None:
     """
     if recipe.training.full_weights_every == 1:
         return 0.0
-    billions = model_billions(recipe)
-    if billions is None:
+    if (billions := model_billions(recipe)) is None:
         return None
     return billions * 1e9 * BYTES[recipe.training.weights_dtype] * (recipe.schedule.max_staleness + 2)
 
@@ -164,14 +152,13 @@ def files_needed(recipe: Recipe, plan: Plan) -> int:
 
 def server_clock(situation: Situation) -> Iterator[CheckResult]:
     above = existing_ancestor(situation.root)
-    skew = _skew(above)
-    said = (
-        f"a file written in {above} is dated {abs(skew):.1f} s {'after' if skew > 0 else 'before'} this machine's clock"
+    skew, remedy = (
+        _skew(above),
+        "ask the administrators: the clocks of file server and login node differ (`timedatectl`)",
     )
-    if abs(skew) > CLOCK_S:
-        yield doubtful(said, "ask the administrators: the clocks of file server and login node differ (`timedatectl`)")
-    else:
-        yield ok(said)
+    when = "after" if skew > 0 else "before"
+    said = f"a file written in {above} is dated {abs(skew):.1f} s {when} this machine's clock"
+    yield doubtful(said, remedy) if abs(skew) > CLOCK_S else ok(said)
 
 
 def _skew(place: Path) -> float:
@@ -180,6 +167,5 @@ def _skew(place: Path) -> float:
         before = time.time()
         (folder / "now").write_text("now")
         dated, after = (folder / "now").stat().st_mtime, time.time()
-    if before - 1 <= dated <= after:  # the system stamps files with a clock that ticks slower
-        return 0.0
-    return dated - after
+    # the system stamps files with a clock that ticks slower
+    return 0.0 if before - 1 <= dated <= after else dated - after

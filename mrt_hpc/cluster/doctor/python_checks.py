@@ -51,9 +51,7 @@ def python(situation: Situation) -> Iterator[CheckResult]:
 
 def _other_machines(situation: Situation) -> list[str]:
     """Architectures of the profile's partitions, where none is this machine's."""
-    of_nodes = {
-        machine for kind in situation.kinds for one in situation.partitions(kind) for machine in one.architectures
-    }
+    of_nodes = {name for kind in situation.kinds for one in situation.partitions(kind) for name in one.architectures}
     return [] if platform.machine() in of_nodes else sorted(of_nodes)
 
 
@@ -67,14 +65,9 @@ def image(situation: Situation) -> Iterator[CheckResult]:
         yield not_checked(f"srun starts {container.image}, so it cannot be tried here", "add --on-node")
         return
     if not container.command and not Path(container.image).exists():
-        yield fails(
-            f"site profile: container.image: {container.image} does not exist",
-            Advice(
-                "mrt-hpc container build {kind} {image}; or correct container.image",
-                kind=_kind(situation),
-                image=container.image,
-            ),
-        )
+        build = Advice("mrt-hpc container build {kind} {image}", kind=_kind(situation), image=container.image)
+        remedy = Advice("{build}; or correct container.image", build=build)
+        yield fails(f"site profile: container.image: {container.image} does not exist", remedy)
         return
     if not container.command and not os.access(container.image, os.R_OK):
         yield fails(f"{container.image} cannot be read by you", f"chmod +r {word(Path(container.image))}, as its owner")

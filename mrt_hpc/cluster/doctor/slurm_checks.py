@@ -165,9 +165,8 @@ def gpus(situation: Situation, site: SlurmSite, _: survey.Survey) -> Iterator[Ch
         if not partition.nodes:
             yield not_checked("sinfo said nothing of its nodes", about=about)
         elif not partition.gpu_nodes:
-            remedy = (
-                "set partitions.gpu in the site profile to a partition with GPUs (`sinfo -o '%R %G'`), or gpu_request"
-            )
+            choice = "set partitions.gpu in the site profile to a partition with GPUs"
+            remedy = f"{choice} (`sinfo -o '%R %G'`), or gpu_request"
             yield fails(f"sinfo: no node of partition {partition.name} has GRES gpu{parts}", remedy, about=about)
         elif site.gpu_type is not None and site.gpu_type not in kinds:
             remedy = f"set gpu_type to {' or '.join(kinds) or 'null'} in the site profile"
@@ -356,12 +355,9 @@ def _holds(node: survey.NodeKind, job: Job, site: SlurmSite) -> bool:
 
 
 def _request_text(job: Job, site: SlurmSite) -> str:
-    wanted = job.resources
-    kind = f" of type {site.gpu_type}" if site.gpu_type else ""
-    return (
-        f"{f'{wanted.gpus_per_node} GPU(s){kind}, ' if wanted.gpus else ''}{wanted.cpus_per_node} cores and "
-        f"{wanted.memory_gib_per_node:g} GiB"
-    )
+    wanted, kind = job.resources, f" of type {site.gpu_type}" if site.gpu_type else ""
+    gpus = f"{wanted.gpus_per_node} GPU(s){kind}, " if wanted.gpus else ""
+    return f"{gpus}{wanted.cpus_per_node} cores and {wanted.memory_gib_per_node:g} GiB"
 
 
 # -- preemption checks -------------------------------------------------------------------------------------------------
@@ -401,12 +397,10 @@ def _preemption_result(situation: Situation, what: Preemption) -> CheckResult:
 
 
 def _exemption(situation: Situation) -> str:
-    settings = situation.cluster.settings if situation.cluster else None
-    if settings is None:
+    if situation.cluster is None or (settings := situation.cluster.settings) is None:
         return ""
     exempt = f"; it is not preempted in its first {settings.exempt_s} s" if settings.exempt_s else ""
-    sent = "; the job's own --signal is sent as well" if settings.sends_user_signal else ""
-    return exempt + sent
+    return exempt + ("; the job's own --signal is sent as well" if settings.sends_user_signal else "")
 
 
 def _late(situation: Situation, what: Preemption) -> str | None:
