@@ -68,8 +68,6 @@ class QueuedTask:
     """Why it waits, in the queue's words; for an ended task the exit code as ``code:signal``."""
     nodes: str = ""
     """Node names in the queue's notation."""
-    elapsed_s: int = 0
-    """Length of the last attempt; 0 while it is queued or running."""
     ends_at: float | None = None
     """The end by its time limit, seconds since the epoch; for a queued task, by the start that the queue expects."""
     marks: JobMarks = JobMarks()

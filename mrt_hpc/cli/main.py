@@ -54,12 +54,6 @@ def main() -> None:
 
 @main.command(short_help="Show what a recipe would submit.")
 @options.recipes_or_run(RunUse.LOOKS)
-@options.site
-@options.overrides
-@options.shape
-@options.data_folder
-@options.run_directory
-@options.sweep
 @click.option("--sbatch", "show_sbatch", is_flag=True, help="Print the exact sbatch texts; job ids are placeholders.")
 @click.option("--json", "as_json", is_flag=True, help="Jobs, expected hours and memory as one JSON object.")
 def plan(
@@ -90,12 +84,6 @@ def plan(
 
 @main.command("submit", short_help="Run a recipe, here or on Slurm; or continue a run.")
 @options.recipes_or_run(RunUse.WRITES)
-@options.site
-@options.overrides
-@options.shape
-@options.data_folder
-@options.run_directory
-@options.sweep
 @click.option(
     "--at-once",
     type=click.IntRange(1),

@@ -132,7 +132,8 @@ option_recipe = click.option(
 
 
 def recipes_or_run(use: RunUse) -> Callable[[Any], Any]:
-    return click.argument(
+    """Recipes or a run, and all that is asked for beside."""
+    what = click.argument(
         "what",
         nargs=-1,
         required=True,
@@ -141,6 +142,7 @@ def recipes_or_run(use: RunUse) -> Callable[[Any], Any]:
         callback=lambda context, parameter, names: [_recipe_or_run(context, parameter, name) for name in names],
         shell_complete=complete_recipe_or_run,
     )
+    return lambda command: what(site(overrides(shape(data_folder(run_directory(sweep(command)))))))
 
 
 sweep = click.option(

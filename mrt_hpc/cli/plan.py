@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -51,21 +51,11 @@ WIDE = 140
 """The columns from which on a sentence is not broken."""
 
 
-def print_plan(
-    recipe: Path,
-    site: str | None,
-    overrides: tuple[str, ...],
-    shape: str | None,
-    data: Path | None,
-    run: Path | None,
-    *,
-    show_sbatch: bool,
-    as_json: bool,
-) -> None:
+def print_plan(recipe: Path, site: str | None, *, show_sbatch: bool, as_json: bool, **typed: Any) -> None:
     """Print the jobs, their expected hours, and the hours of their time limits; or the texts for sbatch, or JSON. It
     reads its words as ``submit`` does.
     """
-    asked, layout = resolve_request(recipe, overrides, shape, data, run)
+    asked, layout = resolve_request(recipe, **typed)
     chosen = site_of_command(site, layout)
     if isinstance(asked, Recipe):
         asked = kept_recipe(layout, asked, (lambda _: None) if as_json and not show_sbatch else echo)

@@ -54,15 +54,15 @@ class SlurmBackend(Backend):
         refusal = cluster_limits.refusal(self.site, refused) if refused else None
         return Objections([*doubts, *cluster_limits.closed_partitions(plan, self.site, partitions)], refused, refusal)
 
-    def _charge_remarks(self, plan: Plan) -> list[str]:
+    def _charge_remarks(self, plan: Plan) -> Iterator[str]:
         """The plan may count fewer GPUs than the cluster charges."""
         site = self.site
-        if site.node_gpus is not None or not site.gets_whole_nodes or not any(job.resources.gpus for job in plan.jobs):
-            return []
-        return [
-            f"jobs with GPUs get whole nodes, and are charged for all of their GPUs; the GPU-hours of the plan count "
-            f"those that jobs ask for, until node_gpus in the profile of site {site.name} says how many a node has"
-        ]
+        if site.node_gpus is None and site.gets_whole_nodes and any(job.resources.gpus for job in plan.jobs):
+            yield (
+                f"jobs with GPUs get whole nodes, and are charged for all of their GPUs; the GPU-hours of the plan "
+                f"count those that jobs ask for, until node_gpus in the profile of site {site.name} says how many a "
+                "node has"
+            )
 
     def samples_on_gpus_only(self) -> str | None:
         """Ask the Python of the profile, after its setup lines."""
@@ -108,9 +108,8 @@ class SlurmBackend(Backend):
             lost_tasks=order.lost_tasks,
         )
         ids = dict(sent)
-        for sentence in queue_differences(
-            [job for job in order.jobs if job.name in ids], ids, self.site, order.layout.root
-        ):
+        mine = [job for job in order.jobs if job.name in ids]
+        for sentence in queue_differences(mine, ids, self.site, order.layout.root):
             order.show(sentence)
 
     def states(self, job_ids: Iterable[str], within_s: float | None = None) -> dict[str, QueuedTask]:
@@ -149,10 +148,9 @@ def _short_tries(plan: Plan) -> Iterator[str]:
         )
 
 
-def _ignored_options_remarks() -> list[str]:
-    if not (ignored := ignored_options()):
-        return []
-    return [
-        f"these variables of this shell are left out, as the recipe and the site profile say what a job gets: "
-        f"{', '.join(ignored)} (what they ask for can stand in the site profile: account, qos, partitions, sbatch)"
-    ]
+def _ignored_options_remarks() -> Iterator[str]:
+    if ignored := ignored_options():
+        yield (
+            f"these variables of this shell are left out, as the recipe and the site profile say what a job gets: "
+            f"{', '.join(ignored)} (what they ask for can stand in the site profile: account, qos, partitions, sbatch)"
+        )

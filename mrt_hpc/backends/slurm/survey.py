@@ -218,10 +218,9 @@ class Survey:
 
     def partition(self, name: str | None) -> PartitionFacts | None:
         """None means the default partition."""
-        known = self.partitions or {}
         if name is not None:
-            return known.get(name)
-        return next((partition for partition in known.values() if partition.is_default), None)
+            return (self.partitions or {}).get(name)
+        return next((partition for partition in (self.partitions or {}).values() if partition.is_default), None)
 
     def associations_of(self, account: str | None) -> list[Association]:
         """None means the default account."""
@@ -230,13 +229,10 @@ class Survey:
 
     def qos_of(self, account: str | None, qos: str | None) -> Qos | None:
         """The QOS of a job with this account and ``--qos``."""
-        defaults = [association.default_qos or _only(association.qos) for association in self.associations_of(account)]
-        name = qos or next(filter(None, defaults), None) or ("normal" if self.associations_of(account) else None)
-        return (self.qos or {}).get(name or "")
-
-
-def _only(names: tuple[str, ...]) -> str | None:
-    return names[0] if len(names) == 1 else None
+        associations = self.associations_of(account)
+        defaults = (one.default_qos or (one.qos[0] if len(one.qos) == 1 else None) for one in associations)
+        name = qos or next(filter(None, defaults), "normal" if associations else "")
+        return (self.qos or {}).get(name)
 
 
 def associations_command(user: str, cluster: str) -> tuple[str, ...]:

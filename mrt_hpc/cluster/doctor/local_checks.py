@@ -69,7 +69,7 @@ def environment(situation: Situation) -> Iterator[CheckResult]:
     site = situation.slurm
     if site is not None and site.container is not None:
         return
-    disk = filesystem(Path((site and site.python) or sys.executable).parent)
+    disk = filesystem(Path(sys.executable if site is None else site.python or sys.executable).parent)
     few = disk.writable_files is not None and disk.writable_files < LEAST_FILES
     remedy = "make room: `uv cache clean` removes uv's cache, which may be as large as the environment"
     more = f"{remedy}; env/setup says how much an environment needs"
