@@ -117,8 +117,7 @@ class JobQueue:
                 where=self.layout.root,
                 advice=Advice(
                     "mrt-hpc status {run} on a machine of cluster {there}; after mrt-hpc cancel {run} there "
-                    "the run can be submitted here. Where that cluster is gone for good: rm "
-                    "{jobs}/queued-*.json",
+                    "the run can be submitted here. Where that cluster is gone for good: rm {jobs}/queued-*.json",
                     run=run,
                     there=there,
                     jobs=self.layout.jobs,

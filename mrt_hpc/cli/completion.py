@@ -8,7 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.find import RECIPES, Kind, known_names
+from mrt_hpc.recipe.find import RECIPES, SUITES, Kind, known_names
 
 RUNS = Path("runs")
 INDICES = 100
@@ -26,7 +26,7 @@ def complete_file(kind: Kind, *more: str) -> Complete:
     ]
 
 
-complete_recipe = complete_file(RECIPES)
+complete_recipe, complete_suite = complete_file(RECIPES), complete_file(SUITES)
 
 
 def complete_recipe_or_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

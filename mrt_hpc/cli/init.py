@@ -56,8 +56,8 @@ def init(name: str | None, yes: bool, image: str | None, output: Path | None, fo
     path = profile_path(name) if output is None else absolute(output)
     if not force:
         refuse_existing(path)
-    wishes = Wishes(name, image=_whole(image), **wished)
-    answered = _answer_questions(surveyed, node, wishes, yes=yes)
+    whole = None if image is None else str(absolute(Path(image).expanduser()))  # the profile is read from every folder
+    answered = _answer_questions(surveyed, node, Wishes(name, image=whole, **wished), yes=yes)
     write_profile(path, surveyed, node, answered, force=force)
     _print_seen(surveyed, node)
     echo(f"wrote {path}")
@@ -78,7 +78,7 @@ def _answer_questions(surveyed: "Survey", node: LoginNode, wishes: "Wishes", *, 
         return take_proposals(surveyed, node, wishes)
     while questions := open_questions(surveyed, node, wishes):
         question, option = questions[0], questions[0].option
-        if not sys.stdin.isatty():
+        if not _is_terminal():
             raise UserError(
                 f"this has to be asked, and there is no terminal: {question.text}",
                 expected=f"one of {', '.join(question.choices)}" if question.choices else None,
@@ -88,9 +88,8 @@ def _answer_questions(surveyed: "Survey", node: LoginNode, wishes: "Wishes", *, 
     return wishes
 
 
-def _whole(image: str | None) -> str | None:
-    """The profile is read from every folder."""
-    return None if image is None else str(absolute(Path(image).expanduser()))
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def _answer(question: "Question") -> str:

@@ -9,7 +9,7 @@ import mrt_hpc
 from mrt_hpc.cli import options
 from mrt_hpc.cli.analyze import analyze
 from mrt_hpc.cli.command_group import CommandGroup
-from mrt_hpc.cli.completion import complete_fields, complete_file
+from mrt_hpc.cli.completion import complete_fields, complete_suite
 from mrt_hpc.cli.container import container
 from mrt_hpc.cli.cost import cost
 from mrt_hpc.cli.data import data, model
@@ -24,7 +24,6 @@ from mrt_hpc.cli.recipes import check, recipes
 from mrt_hpc.cli.status import explain, report, runs, status
 from mrt_hpc.cli.terminal import echo
 from mrt_hpc.errors import Advice, UserError
-from mrt_hpc.recipe.find import SUITES
 from mrt_hpc.run.layout import RunLayout, run_path
 
 if TYPE_CHECKING:
@@ -125,10 +124,7 @@ main.add_command(submit_recipe, "resume")
 @main.command("eval", short_help="Evaluate models or weights versions on a suite.")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL_OR_RUN...", type=RunName(RunUse.COPIES))
 @click.option(
-    "--suite",
-    required=True,
-    shell_complete=complete_file(SUITES),
-    help="The suite: a path, or a name in recipes/suites.",
+    "--suite", required=True, shell_complete=complete_suite, help="The suite: a path, or a name in recipes/suites."
 )
 @options.site
 @options.overrides

