@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from subprocess import TimeoutExpired
-from typing import NamedTuple
 
 from mrt_hpc.errors import Advice, ExitCode, UserError
 from mrt_hpc.plan.jobs import Job, JobResources, Role
@@ -243,9 +242,9 @@ def look_at_gpus() -> GpuView:
         torch_cuda=_cuda_of_torch(),
         problem=problem,
         driver_cuda=driver_cuda,
-        capabilities=tuple(device.capability for device in devices),
-        names=tuple(device.name for device in devices),
-        modes=tuple(device.mode for device in devices),
+        capabilities=tuple(capability for capability, _, _ in devices),
+        names=tuple(name for _, name, _ in devices),
+        modes=tuple(mode for _, _, mode in devices),
     )
 
 
@@ -269,10 +268,8 @@ class DriverError(Exception):
     """A call to the driver's library failed."""
 
 
-class Device(NamedTuple):
-    capability: tuple[int, int]
-    name: str
-    mode: int
+Device = tuple[tuple[int, int], str, int]
+"""The compute capability, name and compute mode of a GPU."""
 
 
 def _ask_driver() -> tuple[tuple[int, int] | None, tuple[Device, ...], str | None]:
@@ -297,7 +294,7 @@ def _read_device(library: ctypes.CDLL, device: int) -> Device:
     major, minor, mode = (_read_number(library, "cuDeviceGetAttribute", number, device) for number in numbers)
     name = ctypes.create_string_buffer(256)
     _call(library, "cuDeviceGetName", name, len(name), device)
-    return Device((major, minor), name.value.decode(errors="replace"), mode)
+    return (major, minor), name.value.decode(errors="replace"), mode
 
 
 def _read_number(library: ctypes.CDLL, function: str, *arguments: int) -> int:

@@ -39,11 +39,6 @@ def cuda():
     text = open(spec.origin.replace("__init__.py", "version.py")).read() if spec and spec.origin else ""
     found = re.search(r"^cuda\\b.*=\\s*'([\\d.]+)'", text, re.MULTILINE)
     return found and found[1]
-def vllm():
-    try:
-        return importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 importing, *names = sys.argv[1:]
 packages, errors = {}, {}
 for name in names:
@@ -56,7 +51,8 @@ try:
 except ImportError:
     version = None
 print(json.dumps({"python": sys.version.split()[0], "mrt_hpc": version, "packages": packages, "errors": errors,
-                  "cuda": cuda(), "vllm": vllm(), "strangers": strangers(["numpy", "scipy", "pydantic", *names]),
+                  "vllm": next((one.version for one in importlib.metadata.distributions(name="vllm")), None),
+                  "cuda": cuda(), "strangers": strangers(["numpy", "scipy", "pydantic", *names]),
                   "failed_setup": os.environ.get("MRT_HPC_FAILED_SETUP", "")}))
 """
 """A program for any Python that prints in JSON what it has. It finds packages, or, with ``import``, imports them."""

@@ -133,14 +133,7 @@ main.add_command(submit_recipe, "resume")
 @options.run_directory
 @click.option("--plan", "plan_only", is_flag=True, help="Show the jobs without submitting them.")
 def evaluate(
-    models: tuple[str, ...],
-    suite: str,
-    site: str | None,
-    overrides: tuple[str, ...],
-    results: Path,
-    data: Path | None,
-    run: Path | None,
-    plan_only: bool,
+    models: tuple[str, ...], suite: str, site: str | None, run: Path | None, plan_only: bool, **typed: Any
 ) -> None:
     """Evaluate models on a suite: model directories, models of the hub (hub:OWNER/NAME), and weights versions of runs.
 
@@ -160,7 +153,7 @@ def evaluate(
     from mrt_hpc.plan.compile import evaluation_plan
 
     asked = models_asked(models)
-    recipe = evaluation_recipe(asked, suite, overrides, results, data)
+    recipe = evaluation_recipe(asked, suite, **typed)
     root = run_path(recipe.name, run)
     chosen = options.site_of_command(site, RunLayout(root))
     if plan_only:

@@ -76,7 +76,9 @@ def print_whole(plan: Plan, recipe: Experiment, chosen: "ChosenSite", layout: Ru
     console.print(plan_table(plan, expected))
     spans = f"{plan.iterations} iterations in {plan.segments} segment(s); " if recipe.trains else ""
     console.print(f"{spans}{len(plan.jobs)} sbatch calls, {plan.tasks} array tasks.")
-    print_cost(console, plan, recipe, expected, rates, chosen.site)
+    if uses := expected_uses(plan, expected):
+        console.print(hours_table(uses, of_gpus=any(row.gpu_hours for row in uses), expected=True))
+    say(console, *cost_lines(plan, recipe, expected, rates, chosen.site))
     print_memory(console, recipe, chosen.site, command)
     console.print(f"Run directory: {line_of(layout.root)}", soft_wrap=True)
     if not layout.recipe_lock.is_file():
@@ -114,19 +116,6 @@ def rates_and_hours(
     """None and no hours where the throughput is not known."""
     rates = throughput(recipe, site)
     return rates, {} if rates is None else expected_hours(plan, recipe, rates)
-
-
-def print_cost(
-    console: Console,
-    plan: Plan,
-    recipe: Experiment,
-    expected: dict[str, ExpectedHours],
-    rates: Throughput | None,
-    site: SiteSettings,
-) -> None:
-    if uses := expected_uses(plan, expected):
-        console.print(hours_table(uses, of_gpus=any(row.gpu_hours for row in uses), expected=True))
-    say(console, *cost_lines(plan, recipe, expected, rates, site))
 
 
 def print_memory(console: Console, recipe: Experiment, site: SiteSettings, command: str) -> None:

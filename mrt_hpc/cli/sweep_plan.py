@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from mrt_hpc.cli.options import site_of_command
@@ -39,20 +39,14 @@ class FamilyHours:
     @classmethod
     def total_hours(cls, parts: Sequence["FamilyHours"]) -> "FamilyHours":
         """What is not known of one is not known of all."""
-        gpu, core = ([getattr(part, name) for part in parts] for name in HOURS)
-        runs, jobs, tasks = (sum(getattr(part, name) for part in parts) for name in ("runs", "jobs", "tasks"))
-        return cls(runs, jobs, tasks, _sum(gpu), _sum(core), sum(part.limit_gpu_hours for part in parts))
+        columns = zip(*map(astuple, parts), strict=True)
+        return cls(*(None if None in column else sum(column) for column in columns))
 
     @property
     def cells(self) -> tuple[str, ...]:
         hours = (self.gpu_hours, self.core_hours, self.limit_gpu_hours)
         counts = (f"{count:,}" for count in (self.runs, self.jobs, self.tasks))
         return (*counts, *("?" if each is None else f"{each:,.1f}" for each in hours))
-
-
-def _sum(hours: Sequence[float | None]) -> float | None:
-    known = [each for each in hours if each is not None]
-    return sum(known) if len(known) == len(hours) else None
 
 
 def print_sweep(sweep: Sweep, site: str | None, *, as_json: bool) -> None:
