@@ -5,17 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mrt_hpc.backends.slurm.plain_paths import require_plain_path
+from mrt_hpc.cluster import filesystems
 from mrt_hpc.cluster.doctor.checks import CheckResult, doubtful, fails, ok
 from mrt_hpc.cluster.doctor.situation import Situation
-from mrt_hpc.cluster.filesystems import (
-    OPERATIONS,
-    Filesystem,
-    existing_ancestor,
-    filesystem,
-    gigabytes,
-    trial_folder,
-    try_operations,
-)
 from mrt_hpc.plan.hours import BYTES, count_problems, model_billions
 from mrt_hpc.plan.jobs import Plan
 from mrt_hpc.recipe.ownership import refuse_to_write
@@ -46,46 +38,46 @@ def run_directory(situation: Situation) -> Iterator[CheckResult]:
         else:
             yield ok(f"{root} is there, and only you can write to it")
         return
-    above = existing_ancestor(root)
+    above = filesystems.existing_ancestor(root)
     if not above.is_dir():
         yield fails(f"{above} is a file", OTHER_PLACE)
         return
-    with trial_folder(above):
+    with filesystems.trial_folder(above):
         yield ok(f"{root} can be made in {above}")
 
 
 def operations(situation: Situation) -> Iterator[CheckResult]:
     """The filesystem does what results, leases and commits rely on."""
-    for trial in try_operations(existing_ancestor(situation.root), OPERATIONS):
+    for trial in filesystems.try_operations(filesystems.existing_ancestor(situation.root), filesystems.OPERATIONS):
         about = f"({trial.name})"
         if trial.problem:
             yield fails(f"{trial.problem}; it is needed so that {trial.what_for}", OTHER_PLACE, about=about)
         else:
-            yield ok(f"tried in {existing_ancestor(situation.root)}", about=about)
+            yield ok(f"tried in {filesystems.existing_ancestor(situation.root)}", about=about)
 
 
 def is_shared(situation: Situation) -> Iterator[CheckResult]:
     """Compute nodes see the run directory: a node has said so, or the filesystem's type is shared."""
     if situation.slurm is None or any(answer.facts for answer in situation.answers):
         return  # a node that has answered has written its answer there
-    disk = filesystem(situation.root)
+    disk = filesystems.filesystem(situation.root)
     remedy = "--on-node shows whether they see it; else --run DIRECTORY on a shared filesystem"
     yield shared_or_doubtful(disk, f"/proc/self/mountinfo: {disk.type} at {disk.mount_point}", remedy)
 
 
-def shared_or_doubtful(disk: Filesystem, said: str, remedy: str) -> CheckResult:
+def shared_or_doubtful(disk: filesystems.Filesystem, said: str, remedy: str) -> CheckResult:
     doubt = f"{said}, which is not known to be shared with compute nodes"
     return ok(said) if disk.is_shared else doubtful(doubt, remedy)
 
 
 def space(situation: Situation) -> Iterator[CheckResult]:
     """Checkpoints and weights versions have room."""
-    disk = filesystem(situation.root)
+    disk = filesystems.filesystem(situation.root)
     needed = None if situation.recipe is None else bytes_needed(situation.recipe)
     if needed is None:
         yield ok(disk.facts_text())
         return
-    said = f"checkpoints and weights need {gigabytes(needed)}; {disk.facts_text()}"
+    said = f"checkpoints and weights need {filesystems.gigabytes(needed)}; {disk.facts_text()}"
     more = "" if disk.quota is None else f", or ask for more quota ({disk.quota.command})"
     remedy = (
         f"make room{more}, lower training.keep_checkpoints or training.keep_weights, or evaluate less often; or "
@@ -125,7 +117,7 @@ def models_on_node_bytes(recipe: Recipe) -> float | None:
 
 
 def files(situation: Situation) -> Iterator[CheckResult]:
-    disk = filesystem(situation.root)
+    disk = filesystems.filesystem(situation.root)
     if situation.recipe is None or situation.plan is None or (free := disk.writable_files) is None:
         return
     needed = files_needed(situation.recipe, situation.plan)
@@ -151,7 +143,7 @@ def files_needed(recipe: Recipe, plan: Plan) -> int:
 
 
 def server_clock(situation: Situation) -> Iterator[CheckResult]:
-    above = existing_ancestor(situation.root)
+    above = filesystems.existing_ancestor(situation.root)
     skew, remedy = (
         _skew(above),
         "ask the administrators: the clocks of file server and login node differ (`timedatectl`)",
@@ -163,7 +155,7 @@ def server_clock(situation: Situation) -> Iterator[CheckResult]:
 
 def _skew(place: Path) -> float:
     """Seconds by which the filesystem's clock is ahead."""
-    with trial_folder(place) as folder:
+    with filesystems.trial_folder(place) as folder:
         before = time.time()
         (folder / "now").write_text("now")
         dated, after = (folder / "now").stat().st_mtime, time.time()
