@@ -172,11 +172,10 @@ class Backend(Protocol):
     place: ClassVar[str]
     """For messages: ``this machine``, ``the cluster``."""
 
-    @property
-    def queue(self) -> str | None:
-        """The queue's name for messages; None for a back end that runs the tasks itself. Back ends that name the same
-        queue find each other's jobs there.
-        """
+    queue: ClassVar[str | None] = None
+    """The queue's name for messages; None for a back end that runs the tasks itself. Back ends that name the same queue
+    find each other's jobs there.
+    """
 
     def objections(self, plan: Plan) -> Objections:  # noqa: ARG002 - some object
         """The site's objections, before anything is created or submitted."""

@@ -145,8 +145,7 @@ def job_queues(layout: RunLayout, sent: Mapping[str, Sequence[ledger.Submission]
         for submission in parts:
             backend = backend_at(submission.site)
             name = str(backend.queue)
-            queue = queues.setdefault(name, JobQueue(layout, name, backend))
-            queue.jobs.setdefault(job, []).append(submission)
+            queues.setdefault(name, JobQueue(layout, name, backend)).jobs.setdefault(job, []).append(submission)
     return list(queues.values())
 
 
@@ -365,8 +364,7 @@ def cancel_queued(layout: RunLayout, queue: JobQueue) -> Collection[str]:
     there; a UserError where the queue still holds some.
     """
     own = {task.job_id for tasks in queue.task_states().values() for task in tasks if not task.has_ended}
-    unrecorded = queue.backend.own_jobs(layout).values()
-    return queue.backend.cancel(sorted(own.union(*unrecorded)))
+    return queue.backend.cancel(sorted(own.union(*queue.backend.own_jobs(layout).values())))
 
 
 class NothingToCancelError(UserError):

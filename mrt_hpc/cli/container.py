@@ -159,8 +159,7 @@ def shell(image: Path | None, site: str | None, executable: str) -> None:
 
     _, how = _container(image, site, executable)
     require_apptainer(how.executable)
-    gpus = Path("/proc/driver/nvidia").is_dir()
-    os.execvp(how.executable, how.words("shell", str(Path.cwd()), gpus=gpus))
+    os.execvp(how.executable, how.words("shell", str(Path.cwd()), gpus=Path("/proc/driver/nvidia").is_dir()))
 
 
 def _container(image: Path | None, site: str | None, executable: str) -> "tuple[SlurmSite | None, Container]":

@@ -72,7 +72,7 @@ def print_whole(plan: Plan, recipe: Experiment, chosen: "ChosenSite", layout: Ru
     """Print a plan: its jobs, hours and memory, what the command would refuse or change, and what is doubtful.
     ``command`` is the one that starts the plan, ``submit`` or ``eval``; the run directory need not exist.
     """
-    console, rates, expected = Terminal(sys.stdout), *rates_and_hours(plan, recipe, chosen.site)
+    console, (rates, expected) = Terminal(sys.stdout), rates_and_hours(plan, recipe, chosen.site)
     console.print(plan_table(plan, expected))
     spans = f"{plan.iterations} iterations in {plan.segments} segment(s); " if recipe.trains else ""
     console.print(f"{spans}{len(plan.jobs)} sbatch calls, {plan.tasks} array tasks.")

@@ -137,8 +137,7 @@ def _entry(name: str) -> find.CatalogueEntry:
             return entry
     for path in find.spellings(wanted):
         if path.is_file():
-            data = read_source(path, advice="the same command").data
-            return find.CatalogueEntry(kind_of(data), path.stem, path)
+            return find.CatalogueEntry(kind_of(read_source(path, advice="the same command").data), path.stem, path)
     guess = nearest(name, [entry.name for entry in known])
     raise UserError(
         "there is no recipe, suite or site profile of this name",

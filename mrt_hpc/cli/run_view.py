@@ -358,7 +358,7 @@ class Display(AbstractContextManager["Display"]):
         self.reader = SnapshotReader.of(layout, read_plan(layout.plan))
         self.queues = queues
         self.state = RunState.RUNNING
-        self._next_look = 0.0
+        self._next_look, self._started = 0.0, time.monotonic()
 
     def look(self) -> None:
         if time.monotonic() >= self._next_look:
@@ -407,9 +407,7 @@ class LiveDisplay(Display):
 class LineDisplay(Display):
     """A line for each change, with the time since the start."""
 
-    def __enter__(self) -> Self:
-        self._started, self._last = time.monotonic(), ""
-        return self
+    _last = ""
 
     def show(self, run: Snapshot) -> None:
         line = one_line(run)

@@ -296,6 +296,5 @@ def _report_of_several(runs: Sequence[Path], arms: Sequence[str], page: Path | N
             advice=Advice("mrt-hpc report {words} --page compared.html", words=words),
         )
     page.parent.mkdir(parents=True, exist_ok=True)
-    layouts = [open_run(run)[0] for _, run in named]
-    write_comparison(layouts, page.absolute(), [arm for arm, _ in named], trust=trust)
+    write_comparison([open_run(run)[0] for _, run in named], page.absolute(), [arm for arm, _ in named], trust=trust)
     echo(f"page: {line_of(page.absolute())}")

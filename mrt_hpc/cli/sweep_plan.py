@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 from mrt_hpc.cli.options import site_of_command
 from mrt_hpc.cli.plan import print_missing, print_objections, rates_and_hours, say
@@ -40,7 +41,8 @@ class FamilyHours:
     def total_hours(cls, parts: Sequence["FamilyHours"]) -> "FamilyHours":
         """What is not known of one is not known of all."""
         columns = zip(*map(astuple, parts), strict=True)
-        return cls(*(None if None in column else sum(column) for column in columns))
+        total: list[Any] = [None if None in column else sum(column) for column in columns]
+        return cls(*total)
 
     @property
     def cells(self) -> tuple[str, ...]:

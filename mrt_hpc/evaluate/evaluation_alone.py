@@ -77,8 +77,7 @@ def evaluation_recipe(
     source.data[load.SECTION] = load.inherit_prompt(source.data[load.SECTION], source.data.get("prompt"))
     whole = load.add_open_forced_texts(load.resolve_paths(source.data, here()))
     import_from(source.path.parent, whole)
-    recipe = validate(replace(source, data=whole), EvaluationRecipe, whole)
-    return _complete_recipe(recipe)
+    return _complete_recipe(validate(replace(source, data=whole), EvaluationRecipe, whole))
 
 
 def _stated_fields(section: dict[str, Any], overrides: Sequence[str]) -> set[str]:

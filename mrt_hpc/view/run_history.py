@@ -67,7 +67,7 @@ class RunHistory(Happenings):
             news.version = event["version"]
         if recorded.kind == EventKind.SHARD_COMMITTED:
             shard = (event[name] for name in ("version", "benchmark", "shard"))
-            self.shards.append(ShardCommitted(*shard, began=news.began, ended=recorded.time))
+            self.shards.append(ShardCommitted(*shard, news.began, recorded.time))
 
     def _news(self, process: Process, recorded: ProcessEvent) -> TaskNews:
         """Updated by one of its events."""

@@ -63,11 +63,8 @@ class LocalRun:
 
     def hopeless(self, dependency: Dependency) -> bool:
         """What it needs has failed."""
-        return (
-            dependency.kind is DependencyKind.AFTEROK
-            and self.has_finished(self.plan.job(dependency.job))
-            and not self.is_fulfilled(dependency)
-        )
+        has_finished = self.has_finished(self.plan.job(dependency.job))
+        return dependency.kind is DependencyKind.AFTEROK and has_finished and not self.is_fulfilled(dependency)
 
 
 def run_plan(plan: Plan, layout: RunLayout, site: LocalSite, retries: int, show: Callable[[LocalRun], None]) -> bool:
@@ -170,10 +167,6 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class LocalBackend(Backend):
     site: LocalSite
     place: ClassVar[str] = "this machine"
-
-    @property
-    def queue(self) -> str | None:
-        return None
 
     def objections(self, plan: Plan) -> Objections:
         """Refuse tasks that can never start here; doubt plans that ask for more cores or memory than there are."""

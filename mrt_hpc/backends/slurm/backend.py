@@ -29,11 +29,8 @@ LOOK_S = 20.0
 class SlurmBackend(Backend):
     site: SlurmSite
     place: ClassVar[str] = "the cluster"
-
-    @property
-    def queue(self) -> str | None:
-        """The same for all profiles of Slurm clusters."""
-        return "Slurm"
+    queue: ClassVar[str | None] = "Slurm"
+    """The same for all profiles of Slurm clusters."""
 
     def objections(self, plan: Plan) -> Objections:
         """Check the tasks' Python where it is this one, and the plan against the limits of the profile and, if it

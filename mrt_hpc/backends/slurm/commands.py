@@ -91,8 +91,7 @@ def answer_of(command: Sequence[str], timeout_s: float, script: str = "") -> Ans
                 raise
         printed, complaint = _text(output), _text(errors)
     if process.returncode:
-        reason = complaint.strip() or printed.strip() or f"exit code {process.returncode}"
-        raise SlurmRefusedError(command, reason)
+        raise SlurmRefusedError(command, complaint.strip() or printed.strip() or f"exit code {process.returncode}")
     return Answer(printed, complaint)
 
 

@@ -52,14 +52,12 @@ def _answer_results(situation: Situation, answer: NodeAnswer) -> Iterator[CheckR
             about="setup",
         )
     if (facts := answer.facts) is None:
-        if answer.waits:
-            yield not_checked(answer.problem, "type the same command again later, or with a longer --wait")
-        else:
-            yield fails(
-                answer.problem,
-                "correct the site profile by what this says (setup, python, container, partitions, run directory on a "
-                "shared filesystem), and type the same command again",
-            )
+        correct = (
+            "correct the site profile by what this says (setup, python, container, partitions, run directory on a "
+            "shared filesystem), and type the same command again"
+        )
+        later = "type the same command again later, or with a longer --wait"
+        yield not_checked(answer.problem, later) if answer.waits else fails(answer.problem, correct)
         return
     yield ok(f"{facts.node} answered {answer.queued_s:.0f} s after sbatch (job {answer.job_id})")
     yield replace(_versions(facts), check="versions")
@@ -152,19 +150,20 @@ def _signals(facts: NodeFacts) -> CheckResult:
 
 def _commands(answer: NodeAnswer) -> CheckResult:
     missing = [name for name in ("scontrol", "squeue") if name not in answer.slurm_commands]
-    if missing:
-        return doubtful(
-            f"{' and '.join(missing)} not in PATH of the job: a task cannot queue itself again before its time limit",
-            "add Slurm's commands to PATH in setup of the site profile (`module load slurm`), or type the same "
-            "`mrt-hpc submit` when a task has ended",
-        )
-    return ok("scontrol and squeue are in PATH of the job")
+    if not missing:
+        return ok("scontrol and squeue are in PATH of the job")
+    return doubtful(
+        f"{' and '.join(missing)} not in PATH of the job: a task cannot queue itself again before its time limit",
+        "add Slurm's commands to PATH in setup of the site profile (`module load slurm`), or type the same "
+        "`mrt-hpc submit` when a task has ended",
+    )
 
 
 def _models_on_node(situation: Situation, answer: NodeAnswer) -> float:
     """Bytes of an inference task's models on a node of this kind; 0 for an unknown model size."""
-    samples = any(job.does(Role.INFERENCE) for job in situation.jobs(answer.kind))
-    return (models_on_node_bytes(situation.recipe) or 0.0) if situation.recipe is not None and samples else 0.0
+    if situation.recipe is None or not any(job.does(Role.INFERENCE) for job in situation.jobs(answer.kind)):
+        return 0.0
+    return models_on_node_bytes(situation.recipe) or 0.0
 
 
 def _scratch(facts: NodeFacts, models: float) -> CheckResult:

@@ -31,29 +31,25 @@ def run_directory(situation: Situation) -> Iterator[CheckResult]:
     """The run directory can be made, or is this user's."""
     root, layout = situation.root, RunLayout(situation.root)
     require_plain_path(layout)
+    above = filesystems.existing_ancestor(root)
     if root.exists():
         refuse_to_write(root)
-        if any(root.iterdir()) and not layout.recipe_lock.is_file():
-            yield fails(f"{root} is not empty, and is not a run", OTHER_PLACE)
-        else:
-            yield ok(f"{root} is there, and only you can write to it")
-        return
-    above = filesystems.existing_ancestor(root)
-    if not above.is_dir():
+        is_foreign = any(root.iterdir()) and not layout.recipe_lock.is_file()
+        foreign = fails(f"{root} is not empty, and is not a run", OTHER_PLACE)
+        yield foreign if is_foreign else ok(f"{root} is there, and only you can write to it")
+    elif not above.is_dir():
         yield fails(f"{above} is a file", OTHER_PLACE)
-        return
-    with filesystems.trial_folder(above):
-        yield ok(f"{root} can be made in {above}")
+    else:
+        with filesystems.trial_folder(above):
+            yield ok(f"{root} can be made in {above}")
 
 
 def operations(situation: Situation) -> Iterator[CheckResult]:
     """The filesystem does what results, leases and commits rely on."""
-    for trial in filesystems.try_operations(filesystems.existing_ancestor(situation.root), filesystems.OPERATIONS):
-        about = f"({trial.name})"
-        if trial.problem:
-            yield fails(f"{trial.problem}; it is needed so that {trial.what_for}", OTHER_PLACE, about=about)
-        else:
-            yield ok(f"tried in {filesystems.existing_ancestor(situation.root)}", about=about)
+    place = filesystems.existing_ancestor(situation.root)
+    for trial in filesystems.try_operations(place, filesystems.OPERATIONS):
+        about, why = f"({trial.name})", f"{trial.problem}; it is needed so that {trial.what_for}"
+        yield fails(why, OTHER_PLACE, about=about) if trial.problem else ok(f"tried in {place}", about=about)
 
 
 def is_shared(situation: Situation) -> Iterator[CheckResult]:

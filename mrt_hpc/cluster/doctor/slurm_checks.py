@@ -63,21 +63,17 @@ def partitions(situation: Situation, site: SlurmSite, cluster: survey.Survey) ->
 
 
 def _partition(site: SlurmSite, cluster: survey.Survey, kind: JobKind, name: str | None) -> CheckResult:
-    partition = cluster.partition(name)
-    there = ", ".join(cluster.partitions or {})
-    field = f"partitions.{kind} in the site profile"
-    if partition is None and name is None:
-        return fails("scontrol show partition: no partition is the default one", f"set {field} to one of {there}")
+    partition, field = cluster.partition(name), f"partitions.{kind} in the site profile"
     if partition is None:
         guess = nearest(name or "", cluster.partitions or {})
-        hint = f" (the nearest is {guess})" if guess else ""
-        return fails(f"scontrol show partition: there is no partition {name}{hint}", f"set {field} to one of {there}")
+        missing = f"there is no partition {name}{f' (the nearest is {guess})' if guess else ''}"
+        what = "no partition is the default one" if name is None else missing
+        return fails(f"scontrol show partition: {what}", f"set {field} to one of {', '.join(cluster.partitions or {})}")
     said = f"scontrol show partition {partition.name}"
     named, asked = site.text_of("account", kind), site.text_of("qos", kind)
-    accounts = [account for account in [named or cluster.default_account] if account]
+    accounts = filter(None, [named or cluster.default_account])
     level = cluster.qos_of(named, asked)
-    qos = asked or (level.name if level else None)
-    if refused := refusals(partition, cluster.user, accounts, qos):
+    if refused := refusals(partition, cluster.user, accounts, asked or (level.name if level else None)):
         return fails(
             f"{said}: {'; '.join(refused)}",
             f"set {field} to a partition that admits you, or account or qos to one that it admits; or "
@@ -103,33 +99,27 @@ def _different(site: SlurmSite, kinds: Sequence[JobKind], *options: str) -> dict
 def account(situation: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
     """The accounts of the profile are the user's."""
     for (named,), about in _different(site, situation.kinds, "account").items():
-        yield from (replace(result, check=about) for result in _account(named, cluster))
+        yield replace(_account(named, cluster), check=about)
 
 
-def _account(named: str | None, cluster: survey.Survey) -> Iterator[CheckResult]:
-    command = survey.associations_command(cluster.user.name, cluster.cluster_name)
+def _account(named: str | None, cluster: survey.Survey) -> CheckResult:
+    command, settings = survey.associations_command(cluster.user.name, cluster.cluster_name), cluster.settings
     said = shlex.join(command[:1] + command[3:6])
     if cluster.associations is None:
         reason = cluster.why_not(command) or f"{said} gave no answer"
-        if cluster.settings is not None and not cluster.settings.has_accounting:
-            yield ok(f"{reason}: jobs need no account{f', and {named} is not looked at' if named else ''}")
-        else:
-            yield not_checked(reason)
-        return
+        if settings is None or settings.has_accounting:
+            return not_checked(reason)
+        return ok(f"{reason}: jobs need no account{f', and {named} is not looked at' if named else ''}")
     names = sorted({association.account for association in cluster.associations})
-    enforced = cluster.settings is not None and "associations" in cluster.settings.enforced
     if not names:
-        result = fails if enforced else doubtful
-        yield result(f"{said}: user {cluster.user.name} has no account", f"{ADMINISTRATORS} for an account")
-    elif named is None and cluster.default_account is None:
-        yield doubtful(f"{said}: {', '.join(names)}, and no default", f"set account: {names[0]} in the site profile")
-    elif named is not None and named not in names:
-        yield fails(
-            f"{said}: {', '.join(names)}; site profile: account: {named}",
-            f"set account to one of {', '.join(names)} in the site profile, or {ADMINISTRATORS} for access",
-        )
-    else:
-        yield ok(f"{said}: {named or cluster.default_account} is yours")
+        result = fails if settings is not None and "associations" in settings.enforced else doubtful
+        return result(f"{said}: user {cluster.user.name} has no account", f"{ADMINISTRATORS} for an account")
+    if named is None and cluster.default_account is None:
+        return doubtful(f"{said}: {', '.join(names)}, and no default", f"set account: {names[0]} in the site profile")
+    if named is not None and named not in names:
+        choice = f"set account to one of {', '.join(names)} in the site profile, or {ADMINISTRATORS} for access"
+        return fails(f"{said}: {', '.join(names)}; site profile: account: {named}", choice)
+    return ok(f"{said}: {named or cluster.default_account} is yours")
 
 
 @require_survey
@@ -208,10 +198,10 @@ def plan_fits(situation: Situation) -> Iterator[CheckResult]:
     except UserError as error:
         yield fails(f"mrt-hpc plan: {error.evidence}", error.advice or "change the recipe")
         return
-    site, cluster = situation.slurm, situation.cluster
-    refused = []
-    if site is not None and cluster is not None:
-        refused = limit_excesses(plan, site, cluster.settings or survey.ClusterSettings(), cluster.partitions or {})
+    refused, cluster = [], situation.cluster
+    if situation.slurm is not None and cluster is not None:
+        settings, partitions = cluster.settings or survey.ClusterSettings(), cluster.partitions or {}
+        refused = limit_excesses(plan, situation.slurm, settings, partitions)
     for sentence in refused:
         said, _, change = sentence.partition(": set ")
         yield fails(said, f"set {change}, in the site profile or the recipe; `mrt-hpc plan` then says what fits")
@@ -265,17 +255,17 @@ def time_limit(situation: Situation, site: SlurmSite, cluster: survey.Survey) ->
         limits = time_limits(cluster, longest, site.text_of("account", kind), site.text_of("qos", kind))
         if not limits:
             continue
-        most, source = min(limits)
+        (most, source), about = min(limits), f"of {kind} jobs"
         asked = max((job.resources.time_limit_minutes for job in situation.jobs(kind)), default=site.max_time_minutes)
         said = f"{source} = {most} minutes"
         remedy = f"set max_time_minutes: {most} in the site profile, and resources.*.time_limit_minutes of the recipe"
         if asked is not None and asked > most:
             whose = "a job of the recipe asks for" if situation.plan else "site profile: max_time_minutes:"
-            yield fails(f"{said}; {whose} {asked}", f"{remedy} to that or less", about=f"of {kind} jobs")
+            yield fails(f"{said}; {whose} {asked}", f"{remedy} to that or less", about=about)
         elif asked is None:
-            yield doubtful(f"{said}; site profile: max_time_minutes: null", remedy, about=f"of {kind} jobs")
+            yield doubtful(f"{said}; site profile: max_time_minutes: null", remedy, about=about)
         else:
-            yield ok(f"{said}; at most {asked} asked for", about=f"of {kind} jobs")
+            yield ok(f"{said}; at most {asked} asked for", about=about)
 
 
 @require_survey
@@ -285,9 +275,8 @@ def jobs_at_once(situation: Situation, site: SlurmSite, cluster: survey.Survey) 
     for kind in situation.kinds:
         own, partitions = situation.jobs(kind), situation.partitions(kind)
         levels = levels_of(cluster, partitions, site.text_of("account", kind), site.text_of("qos", kind))
-        limits = [(level.name, what, most) for level in levels for what, most in level.most.items()]
-        for name, what, most in limits:
-            said = f"sacctmgr show qos: the running jobs of a user have {what}={most} together in QOS {name}"
+        for level, what, most in ((one, *limit) for one in levels for limit in one.most.items()):
+            said = f"sacctmgr show qos: the running jobs of a user have {what}={most} together in QOS {level.name}"
             if too_large := [job for job in own if _amount(job, what) > most]:
                 remedy = f"lower resources.{too_large[0].role.section}, or choose another qos or partition"
                 yield fails(f"{said}; {too_large[0].name} asks for {_amount(too_large[0], what)}", remedy)
@@ -301,11 +290,10 @@ def jobs_at_once(situation: Situation, site: SlurmSite, cluster: survey.Survey) 
 
 def _sampling_and_training(situation: Situation) -> list[Job]:
     """One task of each job of a segment that runs beside the other; empty where they are one job or take turns."""
-    jobs = [job for job in situation.plan.jobs if job.segment == 0] if situation.plan else []
-    together = [job for job in jobs if job.role in (Role.INFERENCE, Role.TRAINER)]
-    names = {job.name for job in together}
-    waits = any(wait.job in names for job in together for wait in job.after)
-    return together if {job.role for job in together} == {Role.INFERENCE, Role.TRAINER} and not waits else []
+    roles, jobs = {Role.INFERENCE, Role.TRAINER}, situation.plan.jobs if situation.plan else ()
+    together = {job.name: job for job in jobs if job.segment == 0 and job.role in roles}
+    waits = any(wait.job in together for job in together.values() for wait in job.after)
+    return [*together.values()] if {job.role for job in together.values()} == roles and not waits else []
 
 
 def _one_job_options(situation: Situation) -> str:
@@ -391,9 +379,8 @@ def _preemption_result(situation: Situation, what: Preemption) -> CheckResult:
             "choose a partition or QOS whose PreemptMode is REQUEUE or OFF",
         )
     notice = f"{said}: a preempted task gets SIGTERM, has {what.notice_s} s, and is queued again{_exemption(situation)}"
-    if (late := _late(situation, what)) is not None:
-        return doubtful(f"{notice}; {late}", "--set training.checkpoint_every=1")
-    return ok(notice)
+    late = _late(situation, what)
+    return ok(notice) if late is None else doubtful(f"{notice}; {late}", "--set training.checkpoint_every=1")
 
 
 def _exemption(situation: Situation) -> str:
@@ -415,12 +402,8 @@ def _late(situation: Situation, what: Preemption) -> str | None:
 @require_survey
 def notice_of_profile(situation: Situation, site: SlurmSite, _: survey.Survey) -> Iterator[CheckResult]:
     """``preemption_notice_s`` is what the cluster gives."""
-    seen = [
-        what
-        for kind in situation.kinds
-        for partition in situation.partitions(kind)
-        if (what := situation.preemption(kind, partition))
-    ]
+    places = ((kind, partition) for kind in situation.kinds for partition in situation.partitions(kind))
+    seen = [what for place in places if (what := situation.preemption(*place))]
     given = min((what.notice_s for what in seen if what.mode != "OFF"), default=None)
     if given is None or site.preemption_notice_s == given:
         return
@@ -447,10 +430,7 @@ def requeue(_: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[C
 @require_survey
 def accounting(_: Situation, __: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
     """A database remembers ended jobs."""
-    if (settings := cluster.settings) is None:
-        return
-    said = f"scontrol show config: AccountingStorageType = {settings.accounting}"
-    if settings.has_accounting:
-        yield ok(said)
-    else:
-        yield ok(f"{said}: there is no sacct; the state of ended tasks comes from the run directory")
+    if (settings := cluster.settings) is not None:
+        without = ": there is no sacct; the state of ended tasks comes from the run directory"
+        said = f"scontrol show config: AccountingStorageType = {settings.accounting}"
+        yield ok(f"{said}{'' if settings.has_accounting else without}")
