@@ -137,9 +137,7 @@ def _own_arguments(asked: ImageAsked, tree: Path) -> list[str]:
     arguments = [f"PLACES={' '.join(map(_place, asked.binds))}"] if asked.binds else []
     if asked.settings:
         arguments.append(f"SETTINGS={shlex.join(asked.settings)}")
-    if asked.base is None:
-        return arguments
-    return [*arguments, *_base_arguments(asked.base, any_base=asked.any_base)]
+    return arguments if asked.base is None else [*arguments, *_base_arguments(asked.base, any_base=asked.any_base)]
 
 
 def _base_arguments(base: str, *, any_base: bool) -> list[str]:
@@ -231,11 +229,8 @@ def check_image(
         require_apptainer(container.executable)
     image = Path(container.image)
     if not image.is_file():
-        return [
-            ImageCheck(
-                "the image", False, f"{image} is not there", Advice("mrt-hpc container build cuda {image}", image=image)
-            )
-        ]
+        build = Advice("mrt-hpc container build cuda {image}", image=image)
+        return [ImageCheck("the image", False, f"{image} is not there", build)]
     return [_checksum(image), *_check_inside(container, setup, environment)]
 
 
@@ -268,7 +263,5 @@ def image_contents(seen: PythonLook, image: Path) -> Iterator[ImageCheck]:
     same = seen.mrt_hpc == ours
     remedy = "" if same else f"{again}, or use the mrt-hpc of the image's version"
     yield ImageCheck("mrt-hpc", same, f"{seen.mrt_hpc or 'not installed'} in the image, {ours} here", remedy)
-    for name, version in seen.packages.items():
-        yield ImageCheck(name, True, version)
-    for name, error in seen.errors.items():
-        yield ImageCheck(name, False, error, again)
+    yield from (ImageCheck(name, True, version) for name, version in seen.packages.items())
+    yield from (ImageCheck(name, False, error, again) for name, error in seen.errors.items())

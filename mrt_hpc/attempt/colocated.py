@@ -6,13 +6,12 @@ leases and its failure are the task's.
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 
 from mrt_hpc.attempt.entry import role_function
-from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.attempt.placement import Placement, task_command
 from mrt_hpc.plan.jobs import JobResources, Role
 from mrt_hpc.roles.task.context import Companion, Task, remove_earlier_turns, turn_of
 from mrt_hpc.roles.task.shutdown import Interrupted
@@ -22,10 +21,7 @@ from mrt_hpc.run.process import import_path, start_process
 
 def run(task: Task) -> None:
     """Train and sample the iterations of the segment; every rank of the trainer calls this."""
-    if task.rank:
-        role_function(task, Role.TRAINER)(task)
-        return
-    with run_companion(task) as with_companion:
+    with nullcontext(task) if task.rank else run_companion(task) as with_companion:
         role_function(task, Role.TRAINER)(with_companion)
 
 
@@ -58,19 +54,15 @@ def start_companion(task: Task) -> Companion:
     """Start the process that samples. It blocks the signal of the time limit, which Slurm sends to all processes of a
     task: the first rank says when it ends.
     """
-    log = task.log(COMPANION_LOG)
+    log, words = task.log(COMPANION_LOG), task_command(task.layout, task.job.name, task.index)
     place = Placement(task.world_size, task.world_size, 0, task.attempt)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     try:
         environment = {**os.environ, **import_path(), **_threads(task.job.resources), **place.environment()}
-        process = start_process([sys.executable, *_arguments(task)], log, environment)
+        process = start_process([*words, Role.INFERENCE.value], log, environment)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
     return Companion(process, log)
-
-
-def _arguments(task: Task) -> list[str]:
-    return ["-m", "mrt_hpc.attempt.entry", str(task.layout.root), task.job.name, str(task.index), Role.INFERENCE.value]
 
 
 def _threads(resources: JobResources) -> dict[str, str]:

@@ -2,7 +2,6 @@
 does one attempt under a claim with a heartbeat; `next_state` decides whether the task is queued again.
 """
 
-import argparse
 import importlib
 import logging
 import os
@@ -241,18 +240,12 @@ def main() -> int:
     """Run one process of a task, as a child of the local backend or of the first rank of a colocated task. Its exit
     code says whether running again may help.
     """
-    parser = argparse.ArgumentParser(prog="mrt_hpc.attempt.entry", description=main.__doc__)
-    parser.add_argument("run_dir")
-    parser.add_argument("job")
-    parser.add_argument("index", type=int)
-    parser.add_argument("role", nargs="?", help="of the companion of a colocated task; else the plan says it")
-    arguments = parser.parse_args()
+    run_dir, job, index, *role = sys.argv[1:]  # the role of the companion of a colocated task; else the plan says it
     # Ctrl-C reaches the whole terminal group; the parent decides and sends SIGTERM
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stop_with_parent()
     try:
-        role = None if arguments.role is None else Role(arguments.role)
-        run_task(arguments.run_dir, arguments.job, arguments.index, local_placement(), role)
+        run_task(run_dir, job, int(index), local_placement(), Role(role[0]) if role else None)
     except UserError as error:
         print(error.message(), file=sys.stderr)
         return int(error.exit_code)

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from subprocess import TimeoutExpired
-from typing import NamedTuple
 
 from mrt_hpc.errors import Advice, ExitCode, UserError
 from mrt_hpc.plan.jobs import Job, JobResources, Role
@@ -143,18 +142,14 @@ def _too_few(view: GpuView, resources: JobResources, *, shared: bool) -> UserErr
 
 
 def _compute_mode_error(view: GpuView, *, shared: bool) -> UserError | None:
-    if PROHIBITED not in view.modes and not (shared and EXCLUSIVE_PROCESS in view.modes):
-        return None
-    mode = "PROHIBITED" if PROHIBITED in view.modes else "EXCLUSIVE_PROCESS"
-    return _gpu_error(
-        f"a GPU of this node has compute mode {mode}"
-        + ("" if PROHIBITED in view.modes else ": trainer and server of a colocated task cannot share it"),
-        view,
-        expected="compute mode DEFAULT (`nvidia-smi --query-gpu=compute_mode --format=csv`)",
-        advice="ask the administrators for DEFAULT"
-        if PROHIBITED in view.modes
-        else "ask the administrators for DEFAULT, or start another run with --set schedule.coupling=concurrent",
-    )
+    mode, advice = "PROHIBITED", "ask the administrators for DEFAULT"
+    if PROHIBITED not in view.modes:
+        if not shared or EXCLUSIVE_PROCESS not in view.modes:
+            return None
+        mode = "EXCLUSIVE_PROCESS: trainer and server of a colocated task cannot share it"
+        advice += ", or start another run with --set schedule.coupling=concurrent"
+    expected = "compute mode DEFAULT (`nvidia-smi --query-gpu=compute_mode --format=csv`)"
+    return _gpu_error(f"a GPU of this node has compute mode {mode}", view, expected=expected, advice=advice)
 
 
 def _is_out_of_order(view: GpuView) -> bool:
@@ -208,10 +203,8 @@ def _too_old_gpus(view: GpuView) -> UserError | None:
 def _gpu_error(
     what: str, view: GpuView, *, expected: str, advice: str, exit_code: ExitCode = ExitCode.FATAL
 ) -> UserError:
-    where = f"node {os.uname().nodename}"
-    return UserError(
-        what, where=where, value=view.describe_gpus(), expected=expected, advice=advice, exit_code=exit_code
-    )
+    where, value = f"node {os.uname().nodename}", view.describe_gpus()
+    return UserError(what, where=where, value=value, expected=expected, advice=advice, exit_code=exit_code)
 
 
 def look() -> GpuView:
@@ -249,9 +242,9 @@ def look_at_gpus() -> GpuView:
         torch_cuda=_cuda_of_torch(),
         problem=problem,
         driver_cuda=driver_cuda,
-        capabilities=tuple(device.capability for device in devices),
-        names=tuple(device.name for device in devices),
-        modes=tuple(device.mode for device in devices),
+        capabilities=tuple(capability for capability, _, _ in devices),
+        names=tuple(name for _, name, _ in devices),
+        modes=tuple(mode for _, _, mode in devices),
     )
 
 
@@ -259,8 +252,7 @@ def _driver_version() -> str | None:
     """The version in ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ...``."""
     if not DRIVER_FILE.exists():
         return None
-    match = re.search(r"\b\d{3}\.[\d.]+\b", DRIVER_FILE.read_text())
-    return match[0] if match else "of unknown version"
+    return next(iter(re.findall(r"\b\d{3}\.[\d.]+\b", DRIVER_FILE.read_text())), "of unknown version")
 
 
 def _cuda_of_torch() -> str | None:
@@ -268,18 +260,16 @@ def _cuda_of_torch() -> str | None:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
-    match = re.search(r"^cuda\b.*=\s*'([\d.]+)'", Path(spec.origin).with_name("version.py").read_text(), re.MULTILINE)
-    return match[1] if match else None
+    text = Path(spec.origin).with_name("version.py").read_text()
+    return next(iter(re.findall(r"^cuda\b.*=\s*'([\d.]+)'", text, re.MULTILINE)), None)
 
 
 class DriverError(Exception):
     """A call to the driver's library failed."""
 
 
-class Device(NamedTuple):
-    capability: tuple[int, int]
-    name: str
-    mode: int
+Device = tuple[tuple[int, int], str, int]
+"""The compute capability, name and compute mode of a GPU."""
 
 
 def _ask_driver() -> tuple[tuple[int, int] | None, tuple[Device, ...], str | None]:
@@ -302,13 +292,9 @@ def _ask_driver() -> tuple[tuple[int, int] | None, tuple[Device, ...], str | Non
 def _read_device(library: ctypes.CDLL, device: int) -> Device:
     numbers = (_MAJOR, _MINOR, _COMPUTE_MODE)
     major, minor, mode = (_read_number(library, "cuDeviceGetAttribute", number, device) for number in numbers)
-    return Device((major, minor), _name(library, device), mode)
-
-
-def _name(library: ctypes.CDLL, device: int) -> str:
-    text = ctypes.create_string_buffer(256)
-    _call(library, "cuDeviceGetName", text, len(text), device)
-    return text.value.decode(errors="replace")
+    name = ctypes.create_string_buffer(256)
+    _call(library, "cuDeviceGetName", name, len(name), device)
+    return (major, minor), name.value.decode(errors="replace"), mode
 
 
 def _read_number(library: ctypes.CDLL, function: str, *arguments: int) -> int:
@@ -319,8 +305,7 @@ def _read_number(library: ctypes.CDLL, function: str, *arguments: int) -> int:
 
 
 def _call(library: ctypes.CDLL, function: str, *arguments: object) -> None:
-    code = getattr(library, function)(*arguments)
-    if code:
+    if code := getattr(library, function)(*arguments):
         raise DriverError(f"{function} failed with error {code}")
 
 

@@ -1,9 +1,11 @@
 """The rank of a process within its task, and the attempt that it belongs to."""
 
 import os
+import sys
 from dataclasses import dataclass
 
 from mrt_hpc.errors import UserError
+from mrt_hpc.run.layout import RunLayout
 
 RANK, WORLD_SIZE, LOCAL_RANK = "MRT_HPC_RANK", "MRT_HPC_WORLD_SIZE", "MRT_HPC_LOCAL_RANK"
 ATTEMPT, PARENT = "MRT_HPC_ATTEMPT", "MRT_HPC_PARENT"
@@ -23,13 +25,13 @@ class Placement:
     """When the attempt's job started, seconds since the epoch; None where that is not known."""
 
     def environment(self) -> dict[str, str]:
-        return {
-            RANK: str(self.rank),
-            WORLD_SIZE: str(self.world_size),
-            LOCAL_RANK: str(self.local_rank),
-            ATTEMPT: self.attempt,
-            PARENT: str(os.getpid()),
-        }
+        numbers = {RANK: self.rank, WORLD_SIZE: self.world_size, LOCAL_RANK: self.local_rank, PARENT: os.getpid()}
+        return {ATTEMPT: self.attempt, **{name: str(number) for name, number in numbers.items()}}
+
+
+def task_command(layout: RunLayout, job: str, index: int) -> list[str]:
+    """What starts a rank of a task on this machine."""
+    return [sys.executable, "-m", "mrt_hpc.attempt.entry", str(layout.root), job, str(index)]
 
 
 def local_placement() -> Placement:

@@ -39,11 +39,6 @@ def cuda():
     text = open(spec.origin.replace("__init__.py", "version.py")).read() if spec and spec.origin else ""
     found = re.search(r"^cuda\\b.*=\\s*'([\\d.]+)'", text, re.MULTILINE)
     return found and found[1]
-def vllm():
-    try:
-        return importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 importing, *names = sys.argv[1:]
 packages, errors = {}, {}
 for name in names:
@@ -56,7 +51,8 @@ try:
 except ImportError:
     version = None
 print(json.dumps({"python": sys.version.split()[0], "mrt_hpc": version, "packages": packages, "errors": errors,
-                  "cuda": cuda(), "vllm": vllm(), "strangers": strangers(["numpy", "scipy", "pydantic", *names]),
+                  "vllm": next((one.version for one in importlib.metadata.distributions(name="vllm")), None),
+                  "cuda": cuda(), "strangers": strangers(["numpy", "scipy", "pydantic", *names]),
                   "failed_setup": os.environ.get("MRT_HPC_FAILED_SETUP", "")}))
 """
 """A program for any Python that prints in JSON what it has. It finds packages, or, with ``import``, imports them."""
@@ -81,10 +77,6 @@ class PythonLook:
     """Packages that come from PYTHONPATH or ~/.local instead of its environment: their files."""
     failed_setup: str = ""
     """The first of the setup lines that failed, with its exit code."""
-
-    @property
-    def needs_gpus(self) -> bool:
-        return needs_gpus(self.vllm)
 
 
 class PythonLookError(Exception):
@@ -205,14 +197,13 @@ def light_installation(error: ModuleNotFoundError) -> UserError | None:
     package = (error.name or "").partition(".")[0]
     if package not in FETCHING and not missing_packages():
         return None
+    install = Advice("pip install {wanted}; or " if package in FETCHING else "", wanted=FETCHING.get(package))
     return UserError(
         f"this command needs the package {package}, which this installation does not have",
         value=sys.executable,
         expected="the packages that env/setup installs",
         advice=Advice(
             "{install}type it with the .venv/bin/mrt-hpc of a checkout, or in an image: mrt-hpc container shell IMAGE",
-            install=Advice("pip install {wanted}; or ", wanted=FETCHING[package])
-            if package in FETCHING
-            else Advice(""),
+            install=install,
         ),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mrt_hpc.attempt.early_end import settle
-from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.attempt.placement import Placement, task_command
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.jobs import Job, read_plan
 from mrt_hpc.recipe.find import absolute
@@ -48,19 +48,13 @@ def start_ranks(
     """Each rank has a log of its own, and its placement added to ``environment``. ``gpus`` are names of the GPUs that
     the task has taken.
     """
-    attempt, ranks = uuid.uuid4().hex[:8], job.resources.ranks
-    places = [Placement(rank, ranks, rank, attempt) for rank in range(ranks)]
-    return Running(job, index, attempt, [_start(layout, job, index, p, environment) for p in places], list(gpus))
-
-
-def _start(
-    layout: RunLayout, job: Job, index: int, placement: Placement, environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    log = layout.logs / f"{job.name}.{index:05d}.{placement.attempt}.rank{placement.rank}.log"
-    words = [sys.executable, "-m", "mrt_hpc.attempt.entry", str(layout.root), job.name, str(index)]
-    return start_process(
-        words, log, {**THREADS_THAT_WAIT, **cache_variables(), **environment, **placement.environment()}
-    )
+    task = Running(job, index, uuid.uuid4().hex[:8], [], list(gpus))
+    words, whole = task_command(layout, job.name, index), {**THREADS_THAT_WAIT, **cache_variables(), **environment}
+    for rank in range(job.resources.ranks):
+        log = layout.logs / f"{job.name}.{index:05d}.{task.attempt}.rank{rank}.log"
+        place = Placement(rank, job.resources.ranks, rank, task.attempt)
+        task.children.append(start_process(words, log, {**whole, **place.environment()}))
+    return task
 
 
 def task_code(codes: Sequence[int]) -> int:

@@ -144,17 +144,14 @@ def reason(record: TaskRecord) -> str:
 
 
 def failed_tasks_error(plan: Plan, layout: RunLayout) -> UserError:
-    broken = failures(plan, layout)
-    if not broken:
-        return UserError(
-            "tasks could not start", where=layout.root, advice=Advice("mrt-hpc status {run}", run=layout.root)
-        )
+    if not (broken := failures(plan, layout)):
+        status = Advice("mrt-hpc status {run}", run=layout.root)
+        return UserError("tasks could not start", where=layout.root, advice=status)
     job, index, record = broken[0]
+    logs = Advice("mrt-hpc logs {run} {role}", run=layout.root, role=job.role)
     return UserError(
         f"{len(broken)} task(s) failed; the first was task {index} of {job.name}:\n{indent(reason(record), '    ')}",
         where=layout.logs,
-        advice=Advice(
-            "mrt-hpc logs {run} {role}; {again} continues the run", run=layout.root, role=job.role, again=layout.again
-        ),
+        advice=Advice("{logs}; {again} continues the run", logs=logs, again=layout.again),
         exit_code=ExitCode.RETRYABLE,
     )

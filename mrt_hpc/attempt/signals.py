@@ -26,20 +26,21 @@ def heed_signals(task: Task) -> None:
 
 
 def _stop(task: Task, number: int) -> None:
-    if task.shutdown.leaving:
-        return
-    _unwind_in_time()
-    if task.shutdown.interrupt(Interrupted(128 + number)):
+    if _ask_to_leave(task, Interrupted(128 + number)):
         signal.alarm(0)  # the sender of the signal ends what takes too long
 
 
-def _give_back(task: Task) -> None:
+def _ask_to_leave(task: Task, request: Interrupted) -> bool:
+    """Whether the task leaves at a safe point."""
     if task.shutdown.leaving:
-        return
+        return False
     _unwind_in_time()
-    if task.shutdown.interrupt(
-        RequeueRequested("gave the nodes back: the time limit is near, or Slurm needs them for another job")
-    ):
+    return task.shutdown.interrupt(request)
+
+
+def _give_back(task: Task) -> None:
+    why = "gave the nodes back: the time limit is near, or Slurm needs them for another job"
+    if _ask_to_leave(task, RequeueRequested(why)):
         signal.signal(signal.SIGALRM, lambda _number, _frame: _force(task))
         signal.alarm(max(1, int(min(task.seconds_left - LAST_MOMENT_S, 24 * 3600))))
 

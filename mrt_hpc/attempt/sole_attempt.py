@@ -51,7 +51,7 @@ def sole_attempt(task: "Task") -> Iterator[None]:
         last = finished_claim(heart, task.attempt, limit_s)
     if last is None:
         raise _second_job_error(task)
-    mine = _path(heart, last.number + 1)
+    mine = heart.with_name(f"{heart.stem}.claim-{last.number + 1:05d}")
     if not task.retry(lambda: create_text(mine, task.attempt), "the claim on the task"):
         raise _second_job_error(task)
     if _is_of_another_job(last, task.attempt) and read_beat(heart) not in (last.beat, NO_BEAT):
@@ -108,10 +108,6 @@ def _newest_path(heart: Path) -> Path | None:
 
 def _number(claim: Path) -> int:
     return int(claim.name.rpartition("-")[2])
-
-
-def _path(heart: Path, number: int) -> Path:
-    return heart.with_name(f"{heart.stem}.claim-{number:05d}")
 
 
 def _end(claim: Path, limit_s: float) -> None:

@@ -68,8 +68,6 @@ class QueuedTask:
     """Why it waits, in the queue's words; for an ended task the exit code as ``code:signal``."""
     nodes: str = ""
     """Node names in the queue's notation."""
-    elapsed_s: int = 0
-    """Length of the last attempt; 0 while it is queued or running."""
     ends_at: float | None = None
     """The end by its time limit, seconds since the epoch; for a queued task, by the start that the queue expects."""
     marks: JobMarks = JobMarks()
@@ -174,11 +172,10 @@ class Backend(Protocol):
     place: ClassVar[str]
     """For messages: ``this machine``, ``the cluster``."""
 
-    @property
-    def queue(self) -> str | None:
-        """The queue's name for messages; None for a back end that runs the tasks itself. Back ends that name the same
-        queue find each other's jobs there.
-        """
+    queue: ClassVar[str | None] = None
+    """The queue's name for messages; None for a back end that runs the tasks itself. Back ends that name the same queue
+    find each other's jobs there.
+    """
 
     def objections(self, plan: Plan) -> Objections:  # noqa: ARG002 - some object
         """The site's objections, before anything is created or submitted."""

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Self
 
@@ -116,8 +117,7 @@ class JobQueue:
                 where=self.layout.root,
                 advice=Advice(
                     "mrt-hpc status {run} on a machine of cluster {there}; after mrt-hpc cancel {run} there "
-                    "the run can be submitted here. Where that cluster is gone for good: rm "
-                    "{jobs}/queued-*.json",
+                    "the run can be submitted here. Where that cluster is gone for good: rm {jobs}/queued-*.json",
                     run=run,
                     there=there,
                     jobs=self.layout.jobs,
@@ -140,15 +140,12 @@ class JobQueue:
 def job_queues(layout: RunLayout, sent: Mapping[str, Sequence[ledger.Submission]]) -> list[JobQueue]:
     """Queues by job, as the ledger gives the submissions."""
     queues: dict[str, JobQueue] = {}
-    backends: dict[str, Backend] = {}
+    backend_at = cache(partial(backend_of, layout))
     for job, parts in sent.items():
         for submission in parts:
-            if submission.site not in backends:
-                backends[submission.site] = backend_of(layout, submission.site)
-            backend = backends[submission.site]
+            backend = backend_at(submission.site)
             name = str(backend.queue)
-            queue = queues.setdefault(name, JobQueue(layout, name, backend))
-            queue.jobs.setdefault(job, []).append(submission)
+            queues.setdefault(name, JobQueue(layout, name, backend)).jobs.setdefault(job, []).append(submission)
     return list(queues.values())
 
 
@@ -279,7 +276,9 @@ class _RunQueues:
             states = answers[queue.name]
             backends.update(dict.fromkeys(queue.jobs, queue.backend))
             try:
-                answer = queue.answer(*_no_error(states))
+                if isinstance(states, UserError):
+                    raise states
+                answer = queue.answer(*states)
             except UserError as error:
                 unreached[queue.name] = _short(error)
                 continue
@@ -287,12 +286,6 @@ class _RunQueues:
             for job, mine in answer.tasks.items():
                 tasks.setdefault(job, []).extend(mine)
         return QueueLook(self.ids, tasks, unreached, backends, tuple(doubts))
-
-
-def _no_error(states: _States | UserError) -> _States:
-    if isinstance(states, UserError):
-        raise states
-    return states
 
 
 def _short(error: UserError) -> str:
@@ -371,8 +364,7 @@ def cancel_queued(layout: RunLayout, queue: JobQueue) -> Collection[str]:
     there; a UserError where the queue still holds some.
     """
     own = {task.job_id for tasks in queue.task_states().values() for task in tasks if not task.has_ended}
-    unrecorded = queue.backend.own_jobs(layout).values()
-    return queue.backend.cancel(sorted(own.union(*unrecorded)))
+    return queue.backend.cancel(sorted(own.union(*queue.backend.own_jobs(layout).values())))
 
 
 class NothingToCancelError(UserError):

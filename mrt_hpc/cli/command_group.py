@@ -17,22 +17,15 @@ from mrt_hpc.run.retries import FLEETING, FULL, error_number, filesystem_advice,
 
 WITHHELD = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 """The file's owner or filesystem does not let it be used."""
-NO_PLACE = frozenset(
-    {
-        errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENXIO,
-        errno.ENOTEMPTY,
-    }
-)  # fmt: skip
+_WRONG_PATHS = "ENOENT EEXIST ENOTDIR EISDIR ENAMETOOLONG ELOOP ENXIO ENOTEMPTY"
+NO_PLACE = frozenset(getattr(errno, name) for name in _WRONG_PATHS.split())
 """The path is wrong, and not the program."""
 SECTIONS = {
-    "Make a run": (
-        "init", "doctor", "recipes", "fields", "check", "data", "model", "container", "plan", "submit",
-        "fork",
-    ),
-    "Watch it": ("status", "runs", "explain", "logs", "cost", "cancel"),
-    "See what came of it": ("report", "traces", "eval", "compare", "analyze", "regrade", "judge"),
-    "Clean up": ("clean", "sync"),
-}  # fmt: skip
+    "Make a run": "init doctor recipes fields check data model container plan submit fork",
+    "Watch it": "status runs explain logs cost cancel",
+    "See what came of it": "report traces eval compare analyze regrade judge",
+    "Clean up": "clean sync",
+}
 CONTINUED = frozenset({"submit", "resume", "fork", "eval", "analyze"})
 """They go on with what they have begun."""
 
@@ -54,7 +47,8 @@ class CommandGroup(click.Group):
         """``resume`` stands in the help of ``submit``."""
         for title, names in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(formatter.width)) for name in names])
+                helps = ((name, self.commands[name].get_short_help_str(formatter.width)) for name in names.split())
+                formatter.write_dl(list(helps))
 
     def invoke(self, ctx: click.Context) -> Any:
         forget_other_pythons()
@@ -80,23 +74,16 @@ class CommandGroup(click.Group):
             echo(f"stopped{goes_on}", err=True)
             ctx.exit(int(ExitCode.INTERRUPTED))
         except SystemExit as error:  # click itself ends with another exception; a code of 0 would read as success
-            self._show(ctx, ended_python(error))
+            what = "this command has not finished: code that it called ended Python"
+            advice = "replace the call of sys.exit there, and type the same command again"
+            expected = "code that returns, or raises an error"
+            self._show(ctx, UserError(what, where=error_line(error), expected=expected, advice=advice))
 
     @staticmethod
     def _show(ctx: click.Context, error: UserError) -> None:
         echo("error: ", "bold red", err=True, end="")
         echo(error.message(), err=True)
         ctx.exit(int(error.exit_code))
-
-
-def ended_python(error: SystemExit) -> UserError:
-    """A class of the user's own, or a library, has ended the command."""
-    return UserError(
-        "this command has not finished: code that it called ended Python",
-        where=error_line(error),
-        expected="code that returns, or raises an error",
-        advice="replace the call of sys.exit there, and type the same command again",
-    )
 
 
 def filesystem_error(error: OSError) -> UserError:
@@ -107,14 +94,12 @@ def filesystem_error(error: OSError) -> UserError:
         advice = Advice("{advice}; or name another file or folder", advice=advice)
     elif number not in FULL | FLEETING:
         advice = Advice("change to a directory that exists and that you own, or name another file or folder")
+    name = error.filename
+    # by the name that its user knows
+    where = finished_name(Path(os.fsdecode(name))) if isinstance(name, str | bytes) else "the working directory"
     return UserError(
         f"{shortage(error).what if number in FULL else 'the file or folder cannot be used'}: {error.strerror or error}",
-        where=_place(error) or "the working directory",
+        where=where,
         advice=Advice("{advice}: no partial file was left", advice=advice) if number in FULL else advice,
         exit_code=ExitCode.RETRYABLE if number in FULL | FLEETING else ExitCode.FATAL,
     )
-
-
-def _place(error: OSError) -> Path | None:
-    """By the name that its user knows."""
-    return finished_name(Path(os.fsdecode(error.filename))) if isinstance(error.filename, str | bytes) else None

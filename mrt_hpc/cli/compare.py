@@ -42,8 +42,7 @@ def print_comparison(
         write_text(csv, csv_of(rows))
     if as_json:
         tables = [{"benchmarks": BENCHMARKS, **asdict(table)} for table in TABLES]
-        beside = {"published": tables} if published else {}
-        echo_json({"comparisons": rows, "notes": found.notes, **beside})
+        echo_json({"comparisons": rows, "notes": found.notes, **({"published": tables} if published else {})})
         return
     _print_comparisons(comparisons, rows)
     print_notes(found.notes)
@@ -58,8 +57,7 @@ def _print_comparisons(comparisons: Sequence[Comparison], rows: Sequence[dict[st
     columns = ("benchmark", "measure", "problems", "first", "second", "difference (95 %)", "p")
     table = table_of("shares in per cent, differences in percentage points", *columns)
     for one in comparisons:
-        p = f"{one.corrected_p:.3g}"
-        table.add_row(one.benchmark, one.measure.name, str(one.problems), *_numbers(one), p)
+        table.add_row(one.benchmark, one.measure.name, str(one.problems), *_numbers(one), f"{one.corrected_p:.3g}")
     console = Terminal(sys.stdout)
     console.print(table)
     for row in rows:
@@ -93,30 +91,22 @@ def _print_published(comparisons: Sequence[Comparison]) -> None:
         for result in table.results:
             shown.add_row(result.model, *(f"{share:.{table.digits}f}" for share in (*result.accuracy, result.mean)))
         console.print(shown)
-    own = own_accuracies(comparisons)
-    if not own:
-        console.print("For your own results beside them, add --measure pass@1.")
-        return
+    own: dict[str, dict[str, float]] = {}
+    for one in (one for one in comparisons if one.measure.name == "pass@1"):
+        for side in one.sides:
+            own.setdefault(side.name, {})[one.benchmark] = side.mean
     shown = table_of("yours: pass@1", *ACCURACIES)
     for name, accuracies in own.items():
         shown.add_row(name, *_own_cells(accuracies))
-    console.print(shown)
+    console.print(shown if own else "For your own results beside them, add --measure pass@1.")
 
 
 def _own_cells(accuracies: Mapping[str, float]) -> list[str]:
     """pass@1 on each benchmark, and their mean where all are there, per cent."""
-    cells = [accuracies.get(benchmark) for benchmark in BENCHMARKS]
-    known = [share for share in cells if share is not None]
-    mean = sum(known) / len(known) if len(known) == len(cells) else None
-    return ["–" if share is None else f"{100 * share:.2f}" for share in (*cells, mean)]
-
-
-def own_accuracies(comparisons: Sequence[Comparison]) -> dict[str, dict[str, float]]:
-    accuracies: dict[str, dict[str, float]] = {}
-    for one in comparisons:
-        for side in one.sides if one.measure.name == "pass@1" else ():
-            accuracies.setdefault(side.name, {})[one.benchmark] = side.mean
-    return accuracies
+    known = [accuracies[benchmark] for benchmark in BENCHMARKS if benchmark in accuracies]
+    mean = sum(known) / len(known) if len(known) == len(BENCHMARKS) else None
+    cells = (*map(accuracies.get, BENCHMARKS), mean)
+    return ["–" if share is None else f"{100 * share:.2f}" for share in cells]
 
 
 # -- regrade

@@ -1,47 +1,36 @@
 """What the shell offers after TAB. Nothing here raises: an error in the middle of a command line would be noise."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
 
 from mrt_hpc.errors import UserError
-from mrt_hpc.recipe.find import RECIPES, SHAPES, SITES, SUITES, Kind, known_names
+from mrt_hpc.recipe.find import RECIPES, SUITES, Kind, known_names
 
 RUNS = Path("runs")
 INDICES = 100
 """Tasks of a job that are offered at most."""
 
 
-def _file_completions(kind: Kind, incomplete: str, *more: str) -> list[CompletionItem]:
-    names = [*more, *known_names(kind)]
-    return [
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def complete_file(kind: Kind, *more: str) -> Complete:
+    """Files of a kind, and names of them."""
+    return lambda _context, _parameter, incomplete: [
         CompletionItem(incomplete, type="file"),
-        *(CompletionItem(name) for name in names if name.startswith(incomplete)),
+        *_completions([*more, *known_names(kind)], incomplete),
     ]
 
 
-def complete_recipe(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return _file_completions(RECIPES, incomplete)
+complete_recipe, complete_suite = complete_file(RECIPES), complete_file(SUITES)
 
 
 def complete_recipe_or_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    runs = map(CompletionItem, runs_beginning(incomplete))
-    return [*complete_recipe(ctx, param, incomplete), *runs]
-
-
-def complete_site(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return _file_completions(SITES, incomplete, "local")
-
-
-def complete_shape(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return _file_completions(SHAPES, incomplete)
-
-
-def complete_suite(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return _file_completions(SUITES, incomplete)
+    return [*complete_recipe(ctx, param, incomplete), *map(CompletionItem, runs_beginning(incomplete))]
 
 
 def complete_run(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -81,9 +70,7 @@ def complete_task(ctx: click.Context, _: click.Parameter, incomplete: str) -> li
 
 def complete_override(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Fields for ``--set``, each with its equals sign; nothing once a value is typed."""
-    if "=" in incomplete:
-        return []
-    return _completions((f"{name}=" for name in _recipe_fields()), incomplete)
+    return [] if "=" in incomplete else _completions((f"{name}=" for name in _recipe_fields()), incomplete)
 
 
 def complete_fields(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:

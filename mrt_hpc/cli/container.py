@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,19 +94,13 @@ def build(image: Path, force: bool, on_node: bool, site: str | None, **asked: An
         _build_on_node(site, sys.argv[1:])
         return
     wanted = ImageAsked(image=absolute(image), **asked)
-    digest = build_image(wanted, lambda sentence: echo(sentence, err=True))
-    echo(f"{image}: sha256 {digest}")
-    echo(f"next: {_build_advice(wanted.kind, image)}")
-
-
-def _build_advice(kind: str, image: Path) -> Advice:
-    if kind == "debian":
-        return Advice("mrt-hpc container build cuda mrt-hpc-cuda.sif --base {image}", image=image)
-    return Advice(
-        "mrt-hpc container check {image}, and container: {{image: {absolute}}} in the site profile",
-        image=image,
-        absolute=absolute(image),
-    )
+    echo(f"{image}: sha256 {build_image(wanted, partial(echo, err=True))}")
+    if wanted.kind == "debian":
+        then = Advice("mrt-hpc container build cuda mrt-hpc-cuda.sif --base {image}", image=image)
+    else:
+        advice = "mrt-hpc container check {image}, and container: {{image: {absolute}}} in the site profile"
+        then = Advice(advice, image=image, absolute=absolute(image))
+    echo(f"next: {then}")
 
 
 def _build_on_node(site: str | None, arguments: list[str]) -> None:
@@ -119,8 +114,7 @@ def _build_on_node(site: str | None, arguments: list[str]) -> None:
     if shutil.which("srun") is None:
         raise UserError("srun was not found", expected="a login node of the cluster", advice="leave out --on-node")
     command = srun_command(profile, [word for word in arguments if word != "--on-node"])
-    code = subprocess.run(command, check=False).returncode
-    if code:
+    if code := subprocess.run(command, check=False).returncode:
         click.get_current_context().exit(code)
 
 
@@ -139,8 +133,7 @@ def check(image: Path | None, site: str | None, executable: str) -> None:
     """
     from mrt_hpc.images import check_image
 
-    profile = _profile_with_image(image, site)
-    how = _container(image, None if profile is None else profile.container, executable)
+    profile, how = _container(image, site, executable)
     results = check_image(how) if profile is None else check_image(how, profile.setup, profile.environment)
     table = table_of(how.image, "what", "", "seen", "what to type")
     for result in results:
@@ -164,19 +157,27 @@ def shell(image: Path | None, site: str | None, executable: str) -> None:
 
     from mrt_hpc.images import require_apptainer
 
-    profile = _profile_with_image(image, site)
-    how = _container(image, None if profile is None else profile.container, executable)
+    _, how = _container(image, site, executable)
     require_apptainer(how.executable)
-    gpus = Path("/proc/driver/nvidia").is_dir()
-    os.execvp(how.executable, how.words("shell", str(Path.cwd()), gpus=gpus))
+    os.execvp(how.executable, how.words("shell", str(Path.cwd()), gpus=Path("/proc/driver/nvidia").is_dir()))
 
 
-def _container(image: Path | None, kept: "Container | None", executable: str) -> "Container":
-    """The image of the command, or of a site profile."""
-    from mrt_hpc.backends.slurm.site import Container
+def _container(image: Path | None, site: str | None, executable: str) -> "tuple[SlurmSite | None, Container]":
+    """The site profile that is named, or the user's default where no image is named either, unless that is no cluster;
+    and the image of the command, or of the profile.
+    """
+    from mrt_hpc.backends.sites import find_site
+    from mrt_hpc.backends.slurm.site import Container, SlurmSite, require_slurm
 
+    profile = None
+    if site is not None:
+        profile = require_slurm(find_site(site))
+        profile.refuse_to_run_here()
+    elif image is None and isinstance(default := find_site(None), SlurmSite):
+        profile = default
     if image is not None:
-        return Container(image=str(absolute(image)), executable=executable)
+        return profile, Container(image=str(absolute(image)), executable=executable)
+    kept = None if profile is None else profile.container
     if kept is None:
         raise UserError(
             "no image is named",
@@ -190,20 +191,7 @@ def _container(image: Path | None, kept: "Container | None", executable: str) ->
             where="container.command",
             advice="mrt-hpc doctor --on-node, which looks into the image on a node",
         )
-    return kept
-
-
-def _profile_with_image(image: Path | None, name: str | None) -> "SlurmSite | None":
-    """The named one, or the user's default where no image is named either; None where that is no cluster."""
-    from mrt_hpc.backends.sites import find_site
-    from mrt_hpc.backends.slurm.site import SlurmSite, require_slurm
-
-    if name is not None:
-        profile = require_slurm(find_site(name))
-        profile.refuse_to_run_here()
-        return profile
-    default = find_site(None) if image is None else None
-    return default if isinstance(default, SlurmSite) else None
+    return profile, kept
 
 
 def srun_command(site: "SlurmSite", arguments: Sequence[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """``mrt-hpc doctor``: check that a run can start, before it is submitted."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,6 @@ from mrt_hpc.recipe.find import RECIPES, find
 from mrt_hpc.run.layout import RunLayout, run_path
 
 if TYPE_CHECKING:
-    from mrt_hpc.backends.sites import ChosenSite
     from mrt_hpc.cluster.doctor.situation import Situation
 
 COLOURS = {"fails": "red", "doubtful": "yellow", "not checked": "dim", "ok": "green"}
@@ -77,22 +76,16 @@ def doctor(
     situation = situation_of(chosen.site, recipe, root)
     if on_node:
         situation = _add_node_answers(situation, wait_minutes * 60)
-    results = [*_choice_results(chosen), *diagnose(situation)]
+    results = diagnose(situation)
+    if (error := chosen.refusal()) is not None:  # nothing names this machine, from which a cluster is used
+        results.insert(0, CheckResult("site", CheckVerdict.FAILS, error.evidence, str(error.advice)))
     if as_json:
-        checks = [asdict(result) for result in results]
-        echo_json({"can_start": can_start(results), "checks": checks})
+        echo_json({"can_start": can_start(results), "checks": [asdict(result) for result in results]})
     else:
         print_checks(results, everything=everything)
         echo(_conclusion(results, site, recipe_name, run, asked=on_node or situation.slurm is None))
     if not can_start(results):
         click.get_current_context().exit(int(ExitCode.FATAL))
-
-
-def _choice_results(chosen: "ChosenSite") -> Iterator[CheckResult]:
-    """Why the tasks may not run on this machine, where nothing names it."""
-
-    if (error := chosen.refusal()) is not None:
-        yield CheckResult("site", CheckVerdict.FAILS, error.evidence, str(error.advice))
 
 
 def _add_node_answers(situation: "Situation", wait_s: float) -> "Situation":
@@ -101,9 +94,8 @@ def _add_node_answers(situation: "Situation", wait_s: float) -> "Situation":
     from mrt_hpc.cluster.doctor.on_node import ask_nodes
 
     if situation.slurm is None:
-        raise UserError(
-            "this site has no nodes to ask", where="--on-node", advice="mrt-hpc doctor --site SITE --on-node"
-        )
+        advice = "mrt-hpc doctor --site SITE --on-node"
+        raise UserError("this site has no nodes to ask", where="--on-node", advice=advice)
     return replace(situation, answers=ask_nodes(situation, wait_s, lambda sentence: echo(sentence, err=True)))
 
 
@@ -112,8 +104,7 @@ def print_checks(results: Sequence[CheckResult], *, everything: bool) -> None:
     that are ok need ``everything``.
     """
     sorted_by_verdict = sorted(results, key=lambda result: [*COLOURS].index(result.verdict))
-    shown = [result for result in sorted_by_verdict if everything or result.verdict is not CheckVerdict.OK]
-    if shown:
+    if shown := [result for result in sorted_by_verdict if everything or result.verdict is not CheckVerdict.OK]:
         _print_table(shown)
     if len(shown) < len(results):
         echo("What is ok is printed with --all.")

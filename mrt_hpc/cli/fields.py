@@ -150,16 +150,10 @@ def _find_fields(kind: str, fields: list[DocumentedField], asked: str) -> list[D
 def _lines(field: DocumentedField, width: int) -> Iterator[str]:
     default = "required" if field.default is None else f"default {field.default}"
     takes = default if field.values == field.default else f"{field.values}; {default}"
-    for text in (takes, field.text):
-        yield from _wrap_lines(text, width, INDENT)
-    for choice in field.choices:
-        yield from _wrap_lines(f"{choice.value}: {choice.text}", width, INDENT * 2)
-
-
-def _wrap_lines(text: str, width: int, indent: str) -> list[str]:
-    """Without the marks of code in docstrings."""
-    plain = text.replace("`", "")
-    return textwrap.wrap(plain, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    choices = ((f"{choice.value}: {choice.text}", INDENT * 2) for choice in field.choices)
+    for text, indent in ((takes, INDENT), (field.text, INDENT), *choices):
+        plain = text.replace("`", "")  # the marks of code in docstrings
+        yield from textwrap.wrap(plain, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 # -- the pages of docs/reference ---------------------------------------------------------------------------------------
@@ -182,23 +176,17 @@ def write_reference(folder: Path) -> list[Path]:
     """Returns the paths of both pages."""
     if not folder.is_dir():
         raise UserError("there is no such folder", value=str(folder), advice=Advice("mkdir -p {folder}", folder=folder))
-    pages = {folder / name: text for name, text in reference_pages().items()}
-    for path, text in pages.items():
-        write_text(path, text)
-    return list(pages)
+    for name, text in (pages := reference_pages()).items():
+        write_text(folder / name, text)
+    return [folder / name for name in pages]
 
 
 def reference_pages() -> dict[str, str]:
-    recipe, site = recipe_fields(), site_fields()
-    return {
-        "recipe.md": _page("recipe", "Fields of a recipe", recipe),
-        "site.md": _page("site", "Fields of a site profile", site),
-    }
-
-
-def _page(kind: str, title: str, fields: Iterable[DocumentedField]) -> str:
-    lines = [f"# {title}", "", INTRODUCTIONS[kind], "", f"This page was made by `{MADE_BY}`.", ""]
-    return "\n".join([*lines, *_sections(list(fields))]).rstrip("\n") + "\n"
+    made_by, pages = f"This page was made by `{MADE_BY}`.", {}
+    for kind, title in (("recipe", "Fields of a recipe"), ("site", "Fields of a site profile")):
+        lines = [f"# {title}", "", INTRODUCTIONS[kind], "", made_by, "", *_sections(KINDS[kind]())]
+        pages[f"{kind}.md"] = "\n".join(lines).rstrip("\n") + "\n"
+    return pages
 
 
 def _sections(fields: list[DocumentedField]) -> Iterator[str]:
@@ -235,8 +223,8 @@ def _code(text: str) -> str:
 
 def _escape_cell(text: str) -> str:
     """A text of a page: code spans with single backticks, and everything else as it stands."""
-    return "".join(_code(part.strip("`")) if part.startswith("`") else _plain(part) for part in _CODE.split(text))
 
+    def escape(part: str) -> str:
+        return re.sub(r"([\\|*\[\]])", r"\\\1", part).replace("<", "&lt;")
 
-def _plain(text: str) -> str:
-    return re.sub(r"([\\|*\[\]])", r"\\\1", text).replace("<", "&lt;")
+    return "".join(_code(part.strip("`")) if part.startswith("`") else escape(part) for part in _CODE.split(text))

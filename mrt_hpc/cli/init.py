@@ -10,7 +10,6 @@ import click
 from mrt_hpc.attempt.python_look import fields_without_gpus
 from mrt_hpc.cli import options
 from mrt_hpc.cli.terminal import echo
-from mrt_hpc.cluster.filesystems import Filesystem
 from mrt_hpc.cluster.login_node import LoginNode, look_at_login_node
 from mrt_hpc.errors import Advice, UserError, visible
 from mrt_hpc.recipe.find import absolute
@@ -57,8 +56,8 @@ def init(name: str | None, yes: bool, image: str | None, output: Path | None, fo
     path = profile_path(name) if output is None else absolute(output)
     if not force:
         refuse_existing(path)
-    wishes = Wishes(name, image=_whole(image), **wished)
-    answered = _answer_questions(surveyed, node, wishes, yes=yes)
+    whole = None if image is None else str(absolute(Path(image).expanduser()))  # the profile is read from every folder
+    answered = _answer_questions(surveyed, node, Wishes(name, image=whole, **wished), yes=yes)
     write_profile(path, surveyed, node, answered, force=force)
     _print_seen(surveyed, node)
     echo(f"wrote {path}")
@@ -78,22 +77,15 @@ def _answer_questions(surveyed: "Survey", node: LoginNode, wishes: "Wishes", *, 
     if yes:
         return take_proposals(surveyed, node, wishes)
     while questions := open_questions(surveyed, node, wishes):
-        question = questions[0]
+        question, option = questions[0], questions[0].option
         if not _is_terminal():
             raise UserError(
                 f"this has to be asked, and there is no terminal: {question.text}",
                 expected=f"one of {', '.join(question.choices)}" if question.choices else None,
-                advice=Advice(
-                    "add {option} VALUE, or --yes to take the proposed value of everything", option=question.option
-                ),
+                advice=Advice("add {option} VALUE, or --yes to take the proposed value of everything", option=option),
             )
         wishes = wishes.take_answer(question, _answer(question))
     return wishes
-
-
-def _whole(image: str | None) -> str | None:
-    """The profile is read from every folder."""
-    return None if image is None else str(absolute(Path(image).expanduser()))
 
 
 def _is_terminal() -> bool:
@@ -102,13 +94,13 @@ def _is_terminal() -> bool:
 
 def _answer(question: "Question") -> str:
     """An empty answer to a free question leaves the value out."""
-    if question.choices:
-        answer: str = click.prompt(
-            visible(question.text), type=click.Choice(question.choices), default=question.proposal
-        )
-        return answer
-    free: str = click.prompt(f"{visible(question.text)}; empty to leave it out", default="", show_default=False)
-    return free
+    text, choices = visible(question.text), question.choices
+    answer: str = (
+        click.prompt(text, type=click.Choice(choices), default=question.proposal)
+        if choices
+        else click.prompt(f"{text}; empty to leave it out", default="", show_default=False)
+    )
+    return answer
 
 
 def _print_seen(surveyed: "Survey", node: LoginNode) -> None:
@@ -140,7 +132,8 @@ def _print_next(node: LoginNode, profile: Path | None) -> None:
     from mrt_hpc.recipe.find import RECIPES, find
     from mrt_hpc.recipe.load import load_recipe
 
-    run = _runs(node.place_for_runs) / "quickstart-slurm"
+    place = node.place_for_runs
+    run = (Path() if place is None else place.path) / "runs" / "quickstart-slurm"
     quickstart = load_recipe(find(RECIPES, "quickstart"))
     site = [] if profile is None else ["--site", profile]
     on_gpus_only = find_site(None if profile is None else str(profile)).backend().samples_on_gpus_only()
@@ -149,7 +142,3 @@ def _print_next(node: LoginNode, profile: Path | None) -> None:
     echo("next:")
     echo(Advice("  mrt-hpc doctor --recipe quickstart {options} --on-node", options=options))
     echo(Advice("  mrt-hpc submit quickstart {options}", options=options))
-
-
-def _runs(place: Filesystem | None) -> Path:
-    return Path("runs") if place is None else place.path / "runs"

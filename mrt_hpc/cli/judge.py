@@ -54,22 +54,17 @@ def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...], as_j
     pool_of = partial(GraderPool, time_limit_s=grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib)
     with pool_of(verifier) as pool:
         (verdict,) = asyncio.run(pool.grade([(found, gold)], log_failures=False))
-        sides = {"read as": found, "gold": gold}
-        read = {
-            side: reading_text(verifier, text, pool, is_gold=side == "gold")
-            for side, text in sides.items()
-            if text is not None
-        }
+        read = {} if found is None else {"read as": reading_text(verifier, found, pool, is_gold=False)}
+        read["gold"] = reading_text(verifier, gold, pool, is_gold=True)
     is_right, why = bool(verdict.reward), WHY.get(verdict.status, "")
     if not is_right and isinstance(verifier, MathVerifier) and verifier.strict:
         with pool_of(verifier.model_copy(update={"strict": False})) as pool:
             (lenient,) = asyncio.run(pool.grade([(found, gold)], log_failures=False))
         why = "its value is right, and grading.strict asks for an evaluated number" if lenient.reward else why
     if as_json:
-        facts = {"answer": found, "found": how, "read_as": read.get("read as"), "gold_read_as": read["gold"]}
-        echo_json(
-            {"right": bool(verdict.reward), "why": why, "error": verdict.error, "verifier": verifier.type, **facts}
-        )
+        facts = {"right": is_right, "why": why, "error": verdict.error, "verifier": verifier.type}
+        texts = {"answer": found, "found": how, "read_as": read.get("read as"), "gold_read_as": read["gold"]}
+        echo_json({**facts, **texts})
         return
     echo(f"verifier: {verifier.type}, {verifier.model_dump(mode='json', exclude={'type'}) or 'no fields'}")
     echo(f"answer:   {found!r}, {how}" if found is not None else f"answer:   none, {how}")
@@ -77,9 +72,7 @@ def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...], as_j
         echo(f"          A run finds no answer in a completion that does not end its thought with {end}.")
     for side, words in read.items():
         echo(f"{side + ':':<9} {words}")
-    echo(
-        f"verdict:  {'right' if verdict.reward else 'wrong'}{why and f': {why}'}", "green" if verdict.reward else "red"
-    )
+    echo(f"verdict:  {'right' if is_right else 'wrong'}{why and f': {why}'}", "green" if is_right else "red")
     if verdict.error is not None:
         echo(f"error:    {verdict.error}")
 
@@ -89,9 +82,8 @@ def _verifier(recipe: "Recipe | EvaluationRecipe") -> "Verifier":
     from mrt_hpc.domains.verifiers import verifiers_of
 
     if not (found := verifiers_of(recipe)):
-        raise UserError(
-            "this recipe judges no answers", value=recipe.name, advice="name another one: --recipe quickstart"
-        )
+        advice = "name another one: --recipe quickstart"
+        raise UserError("this recipe judges no answers", value=recipe.name, advice=advice)
     return found[0]
 
 

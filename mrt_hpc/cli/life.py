@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,16 +56,13 @@ def fork(
 
     layout, _ = open_run(run_before)
     new = fork_of(layout, at, overrides, lambda name: run or layout.root.parent / name, trust=trust)
-    record, where = (
-        new.origin.record,
-        site_of_command(site, RunLayout(new.root), layout, trust=trust).ensure_usable().site,
-    )
+    record = new.origin.record
+    where = site_of_command(site, RunLayout(new.root), layout, trust=trust).ensure_usable().site
     echo(f"asked for: a run {new.root} that begins with weights version {record.version} of {record.run}")
     for change in record.changes:
         echo(f"  {change['field']}: {change['old']} becomes {change['new']}")
-    for file in record.data:
-        if file.is_changed:
-            echo(changed_data(file, layout.train_data))
+    for file in filter(attrgetter("is_changed"), record.data):
+        echo(changed_data(file, layout.train_data))
     iterations, schedule = new.recipe.schedule.iterations, new.recipe.training.schedule
     echo(f"  {iterations} iteration(s) with a new optimiser and a {schedule} learning-rate schedule")
     submit_run(new.recipe, where, new.root, listener(), new.origin)
@@ -202,8 +200,7 @@ def sync(run: Path) -> None:
     from mrt_hpc.submit.upload import upload_run
 
     layout, _ = open_run(run)
-    uploaded = upload_run(layout)
-    if not uploaded:
+    if uploaded := upload_run(layout):
+        echo(f"uploaded {uploaded} offline W&B director{'y' if uploaded == 1 else 'ies'}")
+    else:
         echo(f"all offline W&B directories are uploaded: {layout.offline_runs}")
-        return
-    echo(f"uploaded {uploaded} offline W&B director{'y' if uploaded == 1 else 'ies'}")

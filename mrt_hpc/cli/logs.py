@@ -65,12 +65,9 @@ def logs(run: Path, role: str | None, lines: int, everything: bool, server: bool
     if not paths:
         words = [run, *([role] if role else []), *([] if server else ["--server"])]
         others = Advice("mrt-hpc logs {words}", words=words)
-        raise UserError(
-            "no such log can be read" if faults else "the run has no such log yet",
-            where=layout.logs,
-            value=role,
-            advice=others if found else Advice("mrt-hpc explain {run}", run=run),
-        )
+        what = "no such log can be read" if faults else "the run has no such log yet"
+        advice = others if found else Advice("mrt-hpc explain {run}", run=run)
+        raise UserError(what, where=layout.logs, value=role, advice=advice)
     for path in paths if everything else paths[-1:]:
         echo(f"==> {path}", "bold")
         echo("".join(deque(tail(path, AT_ONCE).splitlines(keepends=True), maxlen=lines)), end="")

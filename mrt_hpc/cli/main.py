@@ -53,12 +53,6 @@ def main() -> None:
 
 @main.command(short_help="Show what a recipe would submit.")
 @options.recipes_or_run(RunUse.LOOKS)
-@options.site
-@options.overrides
-@options.shape
-@options.data_folder
-@options.run_directory
-@options.sweep
 @click.option("--sbatch", "show_sbatch", is_flag=True, help="Print the exact sbatch texts; job ids are placeholders.")
 @click.option("--json", "as_json", is_flag=True, help="Jobs, expected hours and memory as one JSON object.")
 def plan(
@@ -89,12 +83,6 @@ def plan(
 
 @main.command("submit", short_help="Run a recipe, here or on Slurm; or continue a run.")
 @options.recipes_or_run(RunUse.WRITES)
-@options.site
-@options.overrides
-@options.shape
-@options.data_folder
-@options.run_directory
-@options.sweep
 @click.option(
     "--at-once",
     type=click.IntRange(1),
@@ -145,14 +133,7 @@ main.add_command(submit_recipe, "resume")
 @options.run_directory
 @click.option("--plan", "plan_only", is_flag=True, help="Show the jobs without submitting them.")
 def evaluate(
-    models: tuple[str, ...],
-    suite: str,
-    site: str | None,
-    overrides: tuple[str, ...],
-    results: Path,
-    data: Path | None,
-    run: Path | None,
-    plan_only: bool,
+    models: tuple[str, ...], suite: str, site: str | None, run: Path | None, plan_only: bool, **typed: Any
 ) -> None:
     """Evaluate models on a suite: model directories, models of the hub (hub:OWNER/NAME), and weights versions of runs.
 
@@ -172,7 +153,7 @@ def evaluate(
     from mrt_hpc.plan.compile import evaluation_plan
 
     asked = models_asked(models)
-    recipe = evaluation_recipe(asked, suite, overrides, results, data)
+    recipe = evaluation_recipe(asked, suite, **typed)
     root = run_path(recipe.name, run)
     chosen = options.site_of_command(site, RunLayout(root))
     if plan_only:

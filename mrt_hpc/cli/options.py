@@ -9,18 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from mrt_hpc.cli.completion import (
-    complete_override,
-    complete_recipe,
-    complete_recipe_or_run,
-    complete_run,
-    complete_shape,
-    complete_site,
-    runs_beginning,
-)
+from mrt_hpc.cli import completion
 from mrt_hpc.cli.terminal import echo
 from mrt_hpc.errors import Advice, UserError, nearest, word
-from mrt_hpc.recipe.find import RECIPES, expand_home, find, known_names
+from mrt_hpc.recipe.find import RECIPES, SHAPES, SITES, expand_home, find, known_names
 from mrt_hpc.recipe.ownership import refuse_to_write
 from mrt_hpc.run.layout import RunLayout, new_run_directory
 
@@ -57,7 +49,7 @@ class RunName(click.ParamType[Any]):
         self.use = use
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return complete_run(ctx, param, incomplete)
+        return completion.complete_run(ctx, param, incomplete)
 
 
 class RunPath(RunName, click.Path):
@@ -79,9 +71,7 @@ class RunPath(RunName, click.Path):
 
 def checked_run_directory(_: click.Context, __: click.Parameter, text: str | None) -> Path | None:
     """The path given, as :func:`new_run_directory` takes it."""
-    if text is None:
-        return None
-    return new_run_directory(text)
+    return None if text is None else new_run_directory(text)
 
 
 def _recipe_file(_: click.Context, __: click.Parameter, name: str) -> Path:
@@ -112,7 +102,7 @@ def _recipe_or_run(context: click.Context, parameter: click.Parameter, name: str
     except UserError as error:
         if path.is_dir():
             return path  # which is no run, as the command will say
-        if (run := nearest(name, map(str, runs_beginning(f"{path.parent}/")))) is None:
+        if (run := nearest(name, map(str, completion.runs_beginning(f"{path.parent}/")))) is None:
             raise error.reword("there is no such recipe or run directory") from error
         raise UserError(
             "there is no such recipe or run directory",
@@ -122,28 +112,30 @@ def _recipe_or_run(context: click.Context, parameter: click.Parameter, name: str
         ) from error
 
 
-recipe = click.argument("recipe", callback=_recipe_file, shell_complete=complete_recipe)
+recipe = click.argument("recipe", callback=_recipe_file, shell_complete=completion.complete_recipe)
 option_recipe = click.option(
     "--recipe",
     default="quickstart",
     show_default=True,
     type=RunName(RunUse.LOOKS),
     callback=_recipe_or_run,
-    shell_complete=complete_recipe_or_run,
+    shell_complete=completion.complete_recipe_or_run,
     help="The recipe that says how, or a run: its recipe does.",
 )
 
 
 def recipes_or_run(use: RunUse) -> Callable[[Any], Any]:
-    return click.argument(
+    """Recipes or a run, and all that is asked for beside."""
+    what = click.argument(
         "what",
         nargs=-1,
         required=True,
         metavar="RECIPE...|RUN",
         type=RunName(use),
         callback=lambda context, parameter, names: [_recipe_or_run(context, parameter, name) for name in names],
-        shell_complete=complete_recipe_or_run,
+        shell_complete=completion.complete_recipe_or_run,
     )
+    return lambda command: what(site(overrides(shape(data_folder(run_directory(sweep(command)))))))
 
 
 sweep = click.option(
@@ -166,7 +158,7 @@ def _axes(texts: Sequence[str]) -> "list[Axis]":
 site = click.option(
     "--site",
     metavar="SITE",
-    shell_complete=complete_site,
+    shell_complete=completion.complete_file(SITES, "local"),
     help="Site profile: a path, a name in slurm/sites or ~/.config/mrt-hpc/sites, or local for this machine. Default: "
     "the site of the run, MRT_HPC_SITE, the one in ~/.config/mrt-hpc/settings.yaml, or this machine.",
 )
@@ -178,13 +170,13 @@ overrides = click.option(
     "overrides",
     multiple=True,
     metavar="FIELD=VALUE",
-    shell_complete=complete_override,
+    shell_complete=completion.complete_override,
     help="Set one field of the recipe, as in training.learning_rate=2e-6. Repeatable.",
 )
 shape = click.option(
     "--shape",
     metavar="NAME",
-    shell_complete=complete_shape,
+    shell_complete=completion.complete_file(SHAPES),
     help="What the run may use at a time: a name in recipes/shapes as one_gpu, or a path. The method stays as it is.",
 )
 run_directory = click.option(

@@ -51,21 +51,11 @@ WIDE = 140
 """The columns from which on a sentence is not broken."""
 
 
-def print_plan(
-    recipe: Path,
-    site: str | None,
-    overrides: tuple[str, ...],
-    shape: str | None,
-    data: Path | None,
-    run: Path | None,
-    *,
-    show_sbatch: bool,
-    as_json: bool,
-) -> None:
+def print_plan(recipe: Path, site: str | None, *, show_sbatch: bool, as_json: bool, **typed: Any) -> None:
     """Print the jobs, their expected hours, and the hours of their time limits; or the texts for sbatch, or JSON. It
     reads its words as ``submit`` does.
     """
-    asked, layout = resolve_request(recipe, overrides, shape, data, run)
+    asked, layout = resolve_request(recipe, **typed)
     chosen = site_of_command(site, layout)
     if isinstance(asked, Recipe):
         asked = kept_recipe(layout, asked, (lambda _: None) if as_json and not show_sbatch else echo)
@@ -82,12 +72,13 @@ def print_whole(plan: Plan, recipe: Experiment, chosen: "ChosenSite", layout: Ru
     """Print a plan: its jobs, hours and memory, what the command would refuse or change, and what is doubtful.
     ``command`` is the one that starts the plan, ``submit`` or ``eval``; the run directory need not exist.
     """
-    console, rates = Terminal(sys.stdout), throughput(recipe, chosen.site)
-    expected = {} if rates is None else expected_hours(plan, recipe, rates)
+    console, (rates, expected) = Terminal(sys.stdout), rates_and_hours(plan, recipe, chosen.site)
     console.print(plan_table(plan, expected))
     spans = f"{plan.iterations} iterations in {plan.segments} segment(s); " if recipe.trains else ""
     console.print(f"{spans}{len(plan.jobs)} sbatch calls, {plan.tasks} array tasks.")
-    print_cost(console, plan, recipe, expected, rates, chosen.site)
+    if uses := expected_uses(plan, expected):
+        console.print(hours_table(uses, of_gpus=any(row.gpu_hours for row in uses), expected=True))
+    say(console, *cost_lines(plan, recipe, expected, rates, chosen.site))
     print_memory(console, recipe, chosen.site, command)
     console.print(f"Run directory: {line_of(layout.root)}", soft_wrap=True)
     if not layout.recipe_lock.is_file():
@@ -97,7 +88,7 @@ def print_whole(plan: Plan, recipe: Experiment, chosen: "ChosenSite", layout: Ru
             if refused:
                 warn(console, "submit will refuse", sentence)
             else:
-                console.print(f"submit will change the run: {sentence}", soft_wrap=is_wide(console))
+                say(console, f"submit will change the run: {sentence}")
     if isinstance(recipe, Recipe) and rates is not None and (late := late_checkpoint(recipe, chosen.site, rates)):
         warn(console, "doubtful", late)
     print_objections(console, plan, recipe, chosen, command)
@@ -109,33 +100,29 @@ def warn(console: Console, words: str, sentence: str, *, whole: bool = False) ->
     console.print(Text.assemble((f"{words}:", "yellow"), f" {sentence}"), soft_wrap=whole or is_wide(console))
 
 
+def say(console: Console, *sentences: str) -> None:
+    """Print sentences, which are not broken in a file or a pipe."""
+    for sentence in sentences:
+        console.print(sentence, soft_wrap=is_wide(console))
+
+
 def is_wide(console: Console) -> bool:
-    """Sentences are not broken in a file or a pipe."""
     return console.width >= WIDE
 
 
-def print_cost(
-    console: Console,
-    plan: Plan,
-    recipe: Experiment,
-    expected: dict[str, ExpectedHours],
-    rates: Throughput | None,
-    site: SiteSettings,
-) -> None:
-    uses = expected_uses(plan, expected)
-    if uses:
-        of_gpus = any(row.gpu_hours for row in uses)
-        console.print(hours_table(uses, of_gpus=of_gpus, expected=True))
-    for line in cost_lines(plan, recipe, expected, rates, site):
-        console.print(line, soft_wrap=is_wide(console))
+def rates_and_hours(
+    plan: Plan, recipe: Experiment, site: SiteSettings
+) -> tuple[Throughput | None, dict[str, ExpectedHours]]:
+    """None and no hours where the throughput is not known."""
+    rates = throughput(recipe, site)
+    return rates, {} if rates is None else expected_hours(plan, recipe, rates)
 
 
 def print_memory(console: Console, recipe: Experiment, site: SiteSettings, command: str) -> None:
     fitted = fits(recipe, site)
     if fitted.roles:
         console.print(memory_table(fitted))
-    for line in memory_lines(fitted):
-        console.print(line, soft_wrap=is_wide(console))
+    say(console, *memory_lines(fitted))
     for refused, sentence in memory_warnings(fitted, recipe):
         warn(console, f"does not fit, {command} will refuse" if refused else "doubtful", sentence)
 
@@ -175,14 +162,12 @@ def print_starts(console: Console, plan: Plan, recipe: Experiment, backend: Back
     except UserError as error:
         warn(console, "the queue was not asked when the jobs could start", error.what)
         return
-    for line in start_lines(plan, estimates, time.time()):
-        console.print(line, soft_wrap=is_wide(console))
+    say(console, *start_lines(plan, estimates, time.time()))
 
 
 def start_lines(plan: Plan, estimates: Sequence[StartEstimate], now: float) -> Iterator[str]:
     """The queue's estimates, in sentences; times are those of the local clock, ``now`` is seconds since the epoch."""
-    timed = [(estimate, estimate.at) for estimate in estimates if estimate.at is not None]
-    if timed:
+    if timed := [(estimate, estimate.at) for estimate in estimates if estimate.at is not None]:
         commands = " and ".join(dict.fromkeys(estimate.asked for estimate, _ in timed))
         yield f"If it were submitted now and waited for no other job, by the queue's present estimate ({commands}),"
     for estimate, at in timed:
@@ -208,10 +193,12 @@ def _time_until(at: float, now: float) -> str:
 
 
 def _print_json(plan: Plan, recipe: Experiment, site: SiteSettings) -> None:
-    rates = throughput(recipe, site)
-    expected = {} if rates is None else expected_hours(plan, recipe, rates)
+    _, expected = rates_and_hours(plan, recipe, site)
     hours = {name: {"hours": e.hours, "gpu_hours": e.gpu_hours} for name, e in expected.items()}
-    echo_json({**plan.as_json(), "expected": hours, "memory": memory_json(fits(recipe, site))})
+    fitted = fits(recipe, site)
+    roles = [{**asdict(role), "share": role.share, "fits": role.fits} for role in fitted.roles]
+    memory = {"roles": roles, "unchecked": list(fitted.unchecked)}
+    echo_json({**plan.as_json(), "expected": hours, "memory": memory})
 
 
 def _print_sbatch(plan: Plan, recipe: Experiment, site: Site, layout: RunLayout) -> None:
@@ -282,16 +269,9 @@ def _row(job: Job, expected: ExpectedHours | None) -> tuple[str, ...]:
     if len(job.after) > 3:
         after = f"{job.after[0].kind}: {len(job.after)} jobs"
     tasks = f"{job.tasks} (%{job.max_parallel})" if job.max_parallel else str(job.tasks)
-    numbers = (
-        r.ranks,
-        r.gpus,
-        r.cpus,
-        f"{r.memory_gib_per_node * r.nodes:g}",
-        _clock(r.time_limit_minutes),
-        "?" if expected is None else _clock(ceil(expected.hours * 60)),
-        "?" if expected is None else f"{expected.gpu_hours:,.1f}",
-    )
-    return (job.name, span, after, tasks, *map(str, numbers))
+    hours = ("?", "?") if expected is None else (_clock(ceil(expected.hours * 60)), f"{expected.gpu_hours:,.1f}")
+    memory, limit = f"{r.memory_gib_per_node * r.nodes:g}", _clock(r.time_limit_minutes)
+    return (job.name, span, after, tasks, *map(str, (r.ranks, r.gpus, r.cpus)), memory, limit, *hours)
 
 
 def _clock(minutes: int) -> str:
@@ -309,7 +289,8 @@ def awaited_models(recipe: Experiment) -> Iterator[str]:
 def missing_inputs(recipe: Experiment) -> Iterator[str]:
     """Files and folders that the recipe names and that are missing, except models that a run has yet to publish."""
     yield from _missing_models(recipe)
-    for what, problems in _problem_sources(recipe).items():
+    sources = {"data": recipe.data, **{f"benchmark {b.name}": b.problems for b in recipe.evaluation.benchmarks}}
+    for what, problems in sources.items():
         path = getattr(problems, "path", None)
         if path is not None and not (file := Path(path).resolve()).is_file():
             command = fetch_command(file)
@@ -325,10 +306,6 @@ def _missing_models(recipe: Experiment) -> Iterator[str]:
     for what, file in prompt_files(recipe).items():
         if not file.is_file():
             yield f"{what} {file.resolve()}"
-
-
-def _problem_sources(recipe: Experiment) -> dict[str, object]:
-    return {"data": recipe.data, **{f"benchmark {b.name}": b.problems for b in recipe.evaluation.benchmarks}}
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -358,8 +335,7 @@ def _number(gib: float | None) -> str:
 def memory_lines(fitted: Fits) -> Iterator[str]:
     """What the caches hold, where the limits are from, and what was not checked."""
     yield from (role.note for role in fitted.roles if role.note)
-    sources = dict.fromkeys(role.source for role in fitted.roles if role.place == "GPU")
-    if sources:
+    if sources := dict.fromkeys(role.source for role in fitted.roles if role.place == "GPU"):
         yield f"The memory of a GPU: {'; '.join(sources)}. What a server takes besides its weights is an estimate."
     yield from fitted.unchecked
 
@@ -369,17 +345,10 @@ def memory_warnings(fitted: Fits, recipe: Experiment) -> Iterator[tuple[bool, st
     for role in fitted.refused_roles:
         yield True, _unfit_in_a_line(role, recipe)
     for role in fitted.doubtful:
-        if role.fits:
-            yield False, f"{role.name} needs {role.share:.0%} of its {role.limit:.1f} GiB ({role.source})"
-        else:
-            yield False, _unfit_in_a_line(role, recipe)
+        near = f"{role.name} needs {role.share:.0%} of its {role.limit:.1f} GiB ({role.source})"
+        yield False, near if role.fits else _unfit_in_a_line(role, recipe)
 
 
 def _unfit_in_a_line(role: RoleFit, recipe: Experiment) -> str:
     error = unfit(role, recipe)
     return f"{error.what}; {error.expected}; next: {error.advice}"
-
-
-def memory_json(fitted: Fits) -> dict[str, Any]:
-    roles = [{**asdict(role), "share": role.share, "fits": role.fits} for role in fitted.roles]
-    return {"roles": roles, "unchecked": list(fitted.unchecked)}

@@ -77,11 +77,8 @@ def traces(
     if wrong:
         echo(Advice("\nwhy an answer is wrong: mrt-hpc judge ANSWER GOLD --recipe {run}", run=run))
     if len(shown) > most:
-        echo(
-            Advice(
-                "there are more: -n {most}, or for a page to read them on mrt-hpc report {run}", most=4 * most, run=run
-            )
-        )
+        more = "there are more: -n {most}, or for a page to read them on mrt-hpc report {run}"
+        echo(Advice(more, most=4 * most, run=run))
 
 
 def _print(shown: "list[AskedTrace]") -> None:
@@ -112,9 +109,8 @@ def _lines(one: "AskedTrace") -> Iterator[tuple[str, str]]:
         facts = [_fact("V", boundary.value, ".2f"), _fact("progress", progress, "+.2f")]
         facts.append(_fact("advantage", advantages[number] if advantages else None, "+.3f"))
         yield f"[episode {number}] {', '.join(filter(None, facts)) or 'not valued'}", "dim"
-        up = progress is not None and progress >= NOTICEABLE
-        down = progress is not None and progress <= -NOTICEABLE
-        yield text.strip("\n"), "green" if up else "red" if down else ""
+        gain = progress or 0.0
+        yield text.strip("\n"), "green" if gain >= NOTICEABLE else "red" if gain <= -NOTICEABLE else ""
     facts = [_fact("V", trace.boundaries[-1].value, ".2f"), _fact("advantage", (advantages or (None,))[-1], "+.3f")]
     place = "after the thought" if trace.rest.strip() else "the thought did not end, or nothing follows it"
     yield f"[{place}] {', '.join(filter(None, facts))}".rstrip(), "dim"

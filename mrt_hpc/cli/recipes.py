@@ -53,19 +53,11 @@ def list_recipes(as_json: bool) -> None:
 
     listed = [entry for kind in find.KINDS for entry in find.entries(kind)]
     if as_json:
-        _print_json(listed)
+        echo_json([{"kind": e.kind.word, "name": e.name, "about": e.about, "path": str(e.path)} for e in listed])
         return
     for kind in find.KINDS:
         _print_table(f"{kind.word}s", [entry for entry in listed if entry.kind is kind])
     echo("next: mrt-hpc plan NAME, or mrt-hpc recipes copy NAME to edit one")
-
-
-def _print_json(listed: list[find.CatalogueEntry]) -> None:
-
-    rows = [
-        {"kind": entry.kind.word, "name": entry.name, "about": entry.about, "path": str(entry.path)} for entry in listed
-    ]
-    echo_json(rows)
 
 
 def _print_table(title: str, listed: list[find.CatalogueEntry]) -> None:
@@ -104,9 +96,8 @@ def copy(name: str, output: Path | None, force: bool) -> None:
     copied = places[entry.path]
     for place in places.values():
         if place.exists() and not force:
-            raise UserError(
-                "a file is there already", value=str(place), advice="name another OUT, or replace it with --force"
-            )
+            advice = "name another OUT, or replace it with --force"
+            raise UserError("a file is there already", value=str(place), advice=advice)
     if copied.exists() and copied.samefile(entry.path):
         raise UserError("the copy would replace the original", value=str(copied), advice="name another OUT")
     for path, place in reversed(places.items()):  # first the files that are named: a copy is never there without them
@@ -128,7 +119,7 @@ def copy_of(name: str, output: Path | None) -> tuple[find.CatalogueEntry, dict[P
     """
     entry = _entry(name)
     own = Path(entry.path.name) if entry.kind is find.EXAMPLES else entry.kind.checkout / f"{entry.name}.yaml"
-    place = output if output is not None else own
+    place = output or own
     beside = {path: place.parent / path.relative_to(entry.path.parent) for path in _companion_files(entry)}
     return entry, {entry.path: place, **beside}
 
@@ -146,10 +137,8 @@ def _entry(name: str) -> find.CatalogueEntry:
             return entry
     for path in find.spellings(wanted):
         if path.is_file():
-            data = read_source(path, advice="the same command").data
-            return find.CatalogueEntry(kind_of(data), path.stem, path)
-    names = [entry.name for entry in known]
-    guess = nearest(name, names)
+            return find.CatalogueEntry(kind_of(read_source(path, advice="the same command").data), path.stem, path)
+    guess = nearest(name, [entry.name for entry in known])
     raise UserError(
         "there is no recipe, suite or site profile of this name",
         value=name,

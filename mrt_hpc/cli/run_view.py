@@ -2,12 +2,12 @@
 
 import sys
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -120,14 +120,9 @@ def _series(measured: Iterable[Measured], name: str) -> list[float]:
 
 
 def _rates(run: Snapshot) -> str:
-    rates = run.throughput
-    named = {
-        "sampling": rates.sampling,
-        "waits included": rates.whole,
-        "training": rates.training,
-        "evaluation": rates.evaluation,
-    }
-    return ", ".join(f"{name} {rate:,.0f}" for name, rate in named.items() if rate is not None)
+    words = {"sampling": "sampling", "whole": "waits included", "training": "training", "evaluation": "evaluation"}
+    rates = ((word, getattr(run.throughput, name)) for name, word in words.items())
+    return ", ".join(f"{word} {rate:,.0f}" for word, rate in rates if rate is not None)
 
 
 def _jobs(run: Snapshot, *, everything: bool) -> RenderableType:
@@ -137,11 +132,9 @@ def _jobs(run: Snapshot, *, everything: bool) -> RenderableType:
         tasks.setdefault(task.job, []).append(task)
     busy = [job for job in run.jobs if everything or job.name in tasks or _waits(job)]
     shown = [(job, tasks.get(job.name, [])) for job in (busy if everything else busy[:JOBS])]
-    parts: list[RenderableType] = []
-    if shown:
-        parts.append(_job_table(run, shown, ids=everything))
+    table = [_job_table(run, shown, ids=everything)] if shown else []
     rest = "" if everything else _others(run.jobs, busy)
-    return Group(*parts, *_whys(run, everything=everything), *([Text(rest, style="dim")] if rest else []))
+    return Group(*table, *_whys(run, everything=everything), *([Text(rest, style="dim")] if rest else []))
 
 
 def _job_table(run: Snapshot, jobs: Sequence[tuple[JobView, list[TaskView]]], *, ids: bool) -> FittedTable:
@@ -150,13 +143,8 @@ def _job_table(run: Snapshot, jobs: Sequence[tuple[JobView, list[TaskView]]], *,
     more = [*(["time left"] if limited else []), *(["job ids"] if ids else [])]
     table = table_of(None, "job", "tasks", "weights", "nodes", *more, right=["time left"], bare=True)
     for job, mine in jobs:
-        cells: list[RenderableType] = [
-            job.name,
-            _states(job, mine),
-            _versions(mine, run.evaluations.models),
-            _nodes(mine),
-        ]
-        table.add_row(*cells, *([left[job.name]] if limited else []), *([", ".join(job.ids)] if ids else []))
+        more = [*([left[job.name]] if limited else []), *([", ".join(job.ids)] if ids else [])]
+        table.add_row(job.name, _states(job, mine), _versions(mine, run.evaluations.models), _nodes(mine), *more)
     return table
 
 
@@ -224,18 +212,15 @@ def _words(task: TaskView) -> str:
 
 
 def _queue_text(state: str, reason: str) -> str:
-    if state != QueueState.PENDING:
-        return f"{state} in the queue"
-    return f"queued ({reason})" if reason else "queued"
+    queued = f"queued ({reason})" if reason else "queued"
+    return queued if state == QueueState.PENDING else f"{state} in the queue"
 
 
 def _versions(tasks: Sequence[TaskView], models: Sequence[str]) -> str:
     at_work = [task for task in tasks if task.alive and task.state is TaskState.RUNNING]
     versions = sorted({task.weights_version for task in at_work if task.weights_version is not None})
-    if not versions:
-        return ""
     names = [_version(version, models) for version in versions]
-    return ", ".join(names) if models or len(names) == 1 else f"{names[0]}..{names[-1]}"
+    return ", ".join(names) if models or len(names) < 2 else f"{names[0]}..{names[-1]}"
 
 
 def _version(number: int, models: Sequence[str]) -> str:
@@ -244,8 +229,7 @@ def _version(number: int, models: Sequence[str]) -> str:
 
 def _nodes(tasks: Sequence[TaskView]) -> str:
     nodes = list(dict.fromkeys(task.node for task in tasks if task.alive and task.node))
-    more = f" +{len(nodes) - NODES}" if len(nodes) > NODES else ""
-    return ", ".join(nodes[:NODES]) + more
+    return ", ".join(nodes[:NODES]) + (f" +{len(nodes) - NODES}" if len(nodes) > NODES else "")
 
 
 def _time_left(run: Snapshot, tasks: Sequence[TaskView]) -> str:
@@ -259,13 +243,8 @@ def _others(jobs: Sequence[JobView], busy: Sequence[JobView]) -> str:
     shown = {job.name for job in busy}
     others = [job for job in jobs if job.name not in shown]
     done = sum(set(job.states) == {TaskState.DONE} for job in others)
-    waiting = len(others) - done
-    parts = [f"{len(busy) - JOBS} more job(s) like these"] if len(busy) > JOBS else []
-    if done:
-        parts.append(f"{done} job(s) done")
-    if waiting:
-        parts.append(f"{waiting} job(s) not begun")
-    return ", ".join(parts)
+    counts = {"more job(s) like these": len(busy) - JOBS, "job(s) done": done, "job(s) not begun": len(others) - done}
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count > 0)
 
 
 def _pairs(style: str = "") -> Table:
@@ -335,20 +314,13 @@ def sparkline(series: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
     """A block for each finite number, the lowest for the minimum of the series. A series longer than the width is cut
     into as many parts, each shown by its mean.
     """
-    means = _means(series, width)
-    if not means:
-        return ""
-    low, high = min(means), max(means)
+    parts = min(len(series), width)
+    bounds = [len(series) * part // parts for part in range(parts + 1)] if parts else []
+    means = [sum(series[a:b]) / (b - a) for a, b in pairwise(bounds)]
+    low, high = min(means, default=0.0), max(means, default=0.0)
     if high == low:
         return blocks[len(blocks) // 2] * len(means)
     return "".join(blocks[round((value - low) / (high - low) * (len(blocks) - 1))] for value in means)
-
-
-def _means(series: Sequence[float], width: int) -> list[float]:
-    """Of equal parts of a series, no more than the width."""
-    parts = min(len(series), width)
-    bounds = [len(series) * part // parts for part in range(parts + 1)] if parts else []
-    return [sum(series[a:b]) / (b - a) for a, b in pairwise(bounds)]
 
 
 def duration(seconds: float) -> str:
@@ -379,14 +351,14 @@ SHARE_OF_TIME = 0.05
 """The largest share of the time that looks may take: those at thousands of tasks are further apart."""
 
 
-class Display(ABC):
+class Display(AbstractContextManager["Display"]):
     """Shows a run; at the end of the context the run is shown once more."""
 
     def __init__(self, layout: RunLayout, queues: Callable[[], QueueLook] = lambda: NO_QUEUES) -> None:
         self.reader = SnapshotReader.of(layout, read_plan(layout.plan))
         self.queues = queues
         self.state = RunState.RUNNING
-        self._next_look = 0.0
+        self._next_look, self._started = 0.0, time.monotonic()
 
     def look(self) -> None:
         if time.monotonic() >= self._next_look:
@@ -409,10 +381,7 @@ class Display(ABC):
     def show(self, run: Snapshot) -> None:
         """Show one snapshot."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._look()
 
@@ -428,9 +397,9 @@ class LiveDisplay(Display):
     def show(self, run: Snapshot) -> None:
         self._live.update(view(run, self._live.console.width), refresh=True)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            super().__exit__(kind, error, at)
+            super().__exit__(kind)
         finally:
             self._live.stop()
 
@@ -438,9 +407,7 @@ class LiveDisplay(Display):
 class LineDisplay(Display):
     """A line for each change, with the time since the start."""
 
-    def __enter__(self) -> Self:
-        self._started, self._last = time.monotonic(), ""
-        return self
+    _last = ""
 
     def show(self, run: Snapshot) -> None:
         line = one_line(run)
@@ -454,16 +421,15 @@ def one_line(run: Snapshot) -> str:
     trained, evaluations = run.iterations, run.evaluations
     last = run.measured[-1].iteration + 1 if run.measured else trained.done
     done = min(trained.done, last)  # weights and figures of an iteration are written one after the other
-    reward = next((one.reward for one in run.measured if one.iteration == done - 1), None)
     running = Counter(task.role for task in run.tasks if task.alive)
+    roles = ", ".join(f"{role} x{count}" if count > 1 else role for role, count in running.items())
+    reward = next((one.reward for one in run.measured if one.iteration == done - 1), None)
     failed = sum(job.states.get(TaskState.FAILED, 0) for job in run.jobs)
     parts = [
         f"iterations done {done}/{trained.planned}" if trained.planned else "",
         "" if reward is None else f"reward {reward:.2f}",
         f"evaluations {evaluations.done}/{evaluations.planned}",
-        "running " + ", ".join(f"{role} x{count}" if count > 1 else role for role, count in running.items())
-        if running
-        else "nothing runs",
+        f"running {roles}" if roles else "nothing runs",
         f"{failed} FAILED" if failed else "",
     ]
     return "; ".join(filter(None, parts))

@@ -70,11 +70,8 @@ def status(run: Path, live: bool, as_json: bool) -> None:
     console.print(view(snapshot, console.width, everything=True))
     # paths and commands are printed in one line each, so that they can be copied
     if snapshot.report is not None:
-        age = (
-            f" (older than the newest results; to write it again: {Advice('mrt-hpc report {run}', run=run)})"
-            if snapshot.report_is_old
-            else ""
-        )
+        again = Advice("mrt-hpc report {run}", run=run)
+        age = f" (older than the newest results; to write it again: {again})" if snapshot.report_is_old else ""
         echo(f"report: {line_of(snapshot.report)}{age}")
     if (waiting := upload(layout)) is not None:
         echo(f"{waiting}\n  {waiting.command}")
@@ -179,9 +176,8 @@ def list_places(wanted: Sequence[Path], *, size: bool, as_json: bool) -> None:
     elif listed:
         _print_runs(listed, size=size)
     else:
-        echo(
-            f"no runs in {', '.join(map(str, wanted))}; mrt-hpc submit RECIPE makes one, mrt-hpc runs DIR looks in DIR"
-        )
+        places = ", ".join(map(str, wanted))
+        echo(f"no runs in {places}; mrt-hpc submit RECIPE makes one, mrt-hpc runs DIR looks in DIR")
 
 
 def _print_runs(listed: "Sequence[ListedRun]", *, size: bool) -> None:
@@ -202,14 +198,13 @@ def _row(run: "ListedRun", now: float, *, size: bool) -> "dict[str, str | Text]"
 
     from mrt_hpc.cli.run_view import COLOURS, moment
 
-    event = "" if run.newest_event is None else moment(run.newest_event, now)
     return {
         "run": line_of(_shown_path(run.run)),
         "kind": run.kind,
         "state": Text("damaged") if run.state is None else Text(run.state, COLOURS[run.state]),
         "iterations": f"{run.iterations_done}/{run.iterations_planned}" if run.iterations_planned else "",
         "evaluations": f"{run.evaluations_done}/{run.evaluations_planned}" if run.evaluations_planned else "",
-        "newest event": event,
+        "newest event": "" if run.newest_event is None else moment(run.newest_event, now),
         "what": run.newest_event_kind or "",
         **({"size": bytes_text(run.bytes or 0)} if size else {}),
     }
@@ -277,14 +272,13 @@ def _report(run: Path, page: Path | None, *, trust: bool) -> None:
     from mrt_hpc.roles.report import write_report  # plots take a second to import
 
     layout, _ = open_run(run)
-    where = None if page is None else page.absolute()
-    if where is not None:
-        where.parent.mkdir(parents=True, exist_ok=True)
-    for part in write_report(layout, where, trust=trust):
+    if page is not None:
+        page.parent.mkdir(parents=True, exist_ok=True)
+    for part in write_report(layout, page and page.absolute(), trust=trust):
         echo(f"missing: {part}")
-    if where is None:
+    if page is None:
         echo(f"report: {line_of(layout.report)}")
-    echo(f"page: {line_of(where or layout.page)}")
+    echo(f"page: {line_of(page.absolute() if page else layout.page)}")
 
 
 def _report_of_several(runs: Sequence[Path], arms: Sequence[str], page: Path | None, *, trust: bool) -> None:
@@ -295,15 +289,12 @@ def _report_of_several(runs: Sequence[Path], arms: Sequence[str], page: Path | N
     of_arms = [(name, expand_home(word)) for name, words in split_arms(arms).items() for word in words]
     named = [*((None, run) for run in runs), *of_arms]
     if page is None:
+        words = [*runs, *(word for arm in arms for word in ("--arm", arm))]
         raise UserError(
             "several runs share one page, and it has no place of its own",
             expected="--page FILE.html",
-            advice=Advice(
-                "mrt-hpc report {words} --page compared.html",
-                words=[*runs, *(word for arm in arms for word in ("--arm", arm))],
-            ),
+            advice=Advice("mrt-hpc report {words} --page compared.html", words=words),
         )
     page.parent.mkdir(parents=True, exist_ok=True)
-    layouts = [open_run(run)[0] for _, run in named]
-    write_comparison(layouts, page.absolute(), [arm for arm, _ in named], trust=trust)
+    write_comparison([open_run(run)[0] for _, run in named], page.absolute(), [arm for arm, _ in named], trust=trust)
     echo(f"page: {line_of(page.absolute())}")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mrt_hpc.api import resolve_request, shape_overrides, submit_asked
 from mrt_hpc.attempt.ledger import claim_run, make_claim_folders
@@ -27,17 +27,20 @@ from mrt_hpc.run.layout import RunLayout, run_path
 from mrt_hpc.submit.submission import Listener, create_run, start
 
 
-def submit(
-    what: Path, site: str | None, overrides: tuple[str, ...], shape: str | None, data: Path | None, run: Path | None
-) -> None:
+def submit(what: Path, site: str | None, **typed: Any) -> None:
     if (family := read_family(what)) is not None:
-        _refuse_beside_family(what, overrides, shape, data, run)
+        if any(typed.values()):
+            raise UserError(
+                "the runs of a family are continued as they are",
+                value=str(what),
+                expected="no --set, --shape, --data or --run beside a family",
+                advice=Advice("mrt-hpc submit {what}, or with --set one of the runs below it", what=what),
+            )
         members = [_ready(site, *resolve_request(member, (), None, None, None)) for member in runs_of(what)]
         _start_each(members, family.at_once, what)
         return
-    recipe, layout = resolve_request(what, overrides, shape, data, run)
-    checked = site_of_command(site, layout).ensure_usable().site
-    submit_asked(recipe, checked, layout.root, listener())
+    recipe, layout = resolve_request(what, **typed)
+    submit_asked(recipe, site_of_command(site, layout).ensure_usable().site, layout.root, listener())
 
 
 # -- sweeps
@@ -95,18 +98,6 @@ def submit_sweep(sweep: Sweep, site: str | None, at_once: int | None) -> None:
     ready = [_ready(site, recipe, layout) for recipe, layout in sweep.members]
     replace(sweep.family, at_once=at_once).record(sweep.root)
     _start_each(ready, at_once, sweep.root)
-
-
-def _refuse_beside_family(
-    what: Path, overrides: tuple[str, ...], shape: str | None, data: Path | None, run: Path | None
-) -> None:
-    if overrides or any(each is not None for each in (shape, data, run)):
-        raise UserError(
-            "the runs of a family are continued as they are",
-            value=str(what),
-            expected="no --set, --shape, --data or --run beside a family",
-            advice=Advice("mrt-hpc submit {what}, or with --set one of the runs below it", what=what),
-        )
 
 
 class _Ready(NamedTuple):

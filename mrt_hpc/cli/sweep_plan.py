@@ -2,15 +2,16 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 from mrt_hpc.cli.options import site_of_command
-from mrt_hpc.cli.plan import is_wide, print_missing, print_objections
+from mrt_hpc.cli.plan import print_missing, print_objections, rates_and_hours, say
 from mrt_hpc.cli.submit import Sweep
 from mrt_hpc.cli.terminal import Terminal, echo, echo_json, table_of
 from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.plan.hours import expected_hours, expected_uses, plan_cost, throughput
+from mrt_hpc.plan.hours import expected_uses, plan_cost
 from mrt_hpc.plan.jobs import Plan
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.site import SiteSettings
@@ -31,8 +32,7 @@ class FamilyHours:
 
     @classmethod
     def run_hours(cls, plan: Plan, recipe: Recipe, site: SiteSettings) -> "FamilyHours":
-        rates = throughput(recipe, site)
-        expected = {} if rates is None else expected_hours(plan, recipe, rates)
+        _, expected = rates_and_hours(plan, recipe, site)
         uses = expected_uses(plan, expected) if len(expected) == len(plan.jobs) else None
         gpu, core = (None if uses is None else sum(getattr(use, name) for use in uses) for name in HOURS)
         return cls(1, len(plan.jobs), plan.tasks, gpu, core, plan_cost(plan, site.limits.node_gpus).gpu_hours)
@@ -40,20 +40,15 @@ class FamilyHours:
     @classmethod
     def total_hours(cls, parts: Sequence["FamilyHours"]) -> "FamilyHours":
         """What is not known of one is not known of all."""
-        gpu, core = ([getattr(part, name) for part in parts] for name in HOURS)
-        runs, jobs, tasks = (sum(getattr(part, name) for part in parts) for name in ("runs", "jobs", "tasks"))
-        return cls(runs, jobs, tasks, _sum(gpu), _sum(core), sum(part.limit_gpu_hours for part in parts))
+        columns = zip(*map(astuple, parts), strict=True)
+        total: list[Any] = [None if None in column else sum(column) for column in columns]
+        return cls(*total)
 
     @property
     def cells(self) -> tuple[str, ...]:
         hours = (self.gpu_hours, self.core_hours, self.limit_gpu_hours)
         counts = (f"{count:,}" for count in (self.runs, self.jobs, self.tasks))
         return (*counts, *("?" if each is None else f"{each:,.1f}" for each in hours))
-
-
-def _sum(hours: Sequence[float | None]) -> float | None:
-    known = [each for each in hours if each is not None]
-    return sum(known) if len(known) == len(hours) else None
 
 
 def print_sweep(sweep: Sweep, site: str | None, *, as_json: bool) -> None:
@@ -65,8 +60,7 @@ def print_sweep(sweep: Sweep, site: str | None, *, as_json: bool) -> None:
     hours = {name: FamilyHours.total_hours(parts) for name, parts in arms.items()}
     whole = FamilyHours.total_hours([*hours.values()])
     if as_json:
-        told = {name: asdict(each) for name, each in hours.items()}
-        echo_json({"arms": told, "all": asdict(whole)})
+        echo_json({"arms": {name: asdict(each) for name, each in hours.items()}, "all": asdict(whole)})
         return
     _print_hours(hours, whole, sweep.root)
     firsts = {member.recipe: number for number, member in reversed([*enumerate(sweep.family.members)])}
@@ -88,9 +82,9 @@ def _print_hours(hours: Mapping[str, FamilyHours], whole: FamilyHours, root: Pat
     table.add_row("all", *whole.cells)
     console = Terminal(sys.stdout)
     console.print(table)
-    for sentence in (
+    say(
+        console,
         "GPU-h and core-h are expected; those of the limits are for jobs that run once.",
         "An evaluation that runs share, as that of version 0 with one seed, is counted in each and sampled once.",
         f"Family: {root}. The same command without --sweep, for one recipe, shows jobs and memory of a run.",
-    ):
-        console.print(sentence, soft_wrap=is_wide(console))
+    )

@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.segment import Segment, Segments
 from rich.style import Style
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from mrt_hpc.errors import visible
@@ -95,7 +95,10 @@ class FittedTable(Table):
     """Keeps words and numbers whole: where it is too wide for that, its rows are paragraphs."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        least, most = [_least_width(column) for column in self.columns], [_width(column) for column in self.columns]
+        texts = [[visible(str(cell)) for cell in (one.header, *one.cells, one.footer)] for one in self.columns]
+        most = [_widest(line for text in column for line in text.split("\n")) for column in texts]
+        # to keep words whole, but for very long ones
+        least = [min(LONGEST, _widest(word for text in column for word in text.split())) for column in texts]
         _, right, _, left = self.padding
         room = options.max_width - len(most) * (left + right) - (len(most) + 1 if self.box else 0)
         if sum(least) > room:
@@ -133,18 +136,8 @@ def _lines(texts: Iterable[Text], width: int) -> list[Text]:
     return lines
 
 
-def _texts(column: Column) -> Iterator[str]:
-    for cell in (column.header, *column.cells, column.footer):
-        yield visible(str(cell))
-
-
-def _width(column: Column) -> int:
-    return max((cell_len(line) for text in _texts(column) for line in text.split("\n")), default=0)
-
-
-def _least_width(column: Column) -> int:
-    """To keep words whole, but for very long ones."""
-    return min(LONGEST, max((cell_len(word) for text in _texts(column) for word in text.split()), default=0))
+def _widest(texts: Iterable[str]) -> int:
+    return max(map(cell_len, texts), default=0)
 
 
 def _share_room(room: int, least: list[int], most: list[int]) -> list[int]:

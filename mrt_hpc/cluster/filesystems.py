@@ -124,8 +124,7 @@ def mount_of(place: Path, mountinfo: str) -> tuple[str, str, str]:
 
 def quota(place: Path, kind: str, source: str) -> Quota | None:
     """The quota by ``lfs quota`` on Lustre and ``quota`` elsewhere; None where neither answers."""
-    user = str(os.geteuid())
-    lustre = ["lfs", "quota", "-q", "-u", user, str(place)]
+    lustre = ["lfs", "quota", "-q", "-u", str(os.geteuid()), str(place)]
     command = lustre if kind == "lustre" else ["quota", "--no-wrap", "--raw-grace", "--filesystem", str(place)]
     if shutil.which(command[0]) is None:
         return None
@@ -171,10 +170,8 @@ class Trial:
 def try_operations(place: Path, operations: "Sequence[Operation]") -> list[Trial]:
     """Try operations in a folder, and remove all that they make. An OSError where ``place`` takes no folder."""
     with trial_folder(place) as folder:
-        return [
-            Trial(name, what_for, _problem(action, folder / name.replace(" ", "-")))
-            for name, what_for, action in operations
-        ]
+        folders = ((*operation, folder / operation[0].replace(" ", "-")) for operation in operations)
+        return [Trial(name, what_for, _problem(action, own)) for name, what_for, action, own in folders]
 
 
 def scratch_problems(temporary: Path, variables: Mapping[str, str]) -> dict[str, str]:
@@ -195,8 +192,8 @@ def _problems(place: Path, operations: "Sequence[Operation]") -> dict[str, str]:
         trials = try_operations(place, operations)
     except OSError as error:  # no folder can be made there
         return {name: f"{place}: {error.strerror or error}" for name, _, _ in operations}
-    needed = {trial.name: f"{place}: {trial.problem}; it is needed so that {trial.what_for}" for trial in trials}
-    return {trial.name: needed[trial.name] if trial.problem else "" for trial in trials}
+    needed = "{0}: {1.problem}; it is needed so that {1.what_for}"
+    return {trial.name: trial.problem and needed.format(place, trial) for trial in trials}
 
 
 @contextmanager

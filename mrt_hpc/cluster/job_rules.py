@@ -46,8 +46,7 @@ class Preemption:
 
 def preemption(survey: Survey, partition: PartitionFacts, qos: Qos | None) -> Preemption | None:
     """None where the settings are not known."""
-    settings = survey.settings
-    if settings is None:
+    if (settings := survey.settings) is None:
         return None
     if settings.preempt_type in ("", "preempt/none"):
         return Preemption("OFF", 0, f"PreemptType={settings.preempt_type or 'not set'}")
@@ -85,16 +84,12 @@ def submit_limits(
     survey: Survey, partitions: Sequence[PartitionFacts], account: str | None, qos: str | None
 ) -> list[tuple[int, str]]:
     """Limits on a user's queued jobs and array tasks, with sources."""
+    levels, associations = levels_of(survey, partitions, account, qos), survey.associations_of(account)
     most_of_all = None if survey.settings is None else survey.settings.max_job_count
+    of_account = "sacctmgr show associations: MaxSubmitJobs of account"
     return _known_limits(
-        *(
-            (association.max_submit_jobs, f"sacctmgr show associations: MaxSubmitJobs of account {association.account}")
-            for association in survey.associations_of(account)
-        ),
-        *(
-            (level.max_submit_jobs, f"sacctmgr show qos: MaxSubmitPU of {level.name}")
-            for level in levels_of(survey, partitions, account, qos)
-        ),
+        *((one.max_submit_jobs, f"{of_account} {one.account}") for one in associations),
+        *((level.max_submit_jobs, f"sacctmgr show qos: MaxSubmitPU of {level.name}") for level in levels),
         (most_of_all, "scontrol show config: MaxJobCount, of all users together"),
     )
 

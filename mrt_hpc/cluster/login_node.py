@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import TimeoutExpired
@@ -19,6 +20,7 @@ BUILDCFG_S = 10.0
 """Apptainer's time to print its configuration."""
 PLACES = ("SCRATCH", "WORK", "WORKDIR", "PROJECT", "PROJECTS", "DATA", "PWD", "HOME")
 """Sites name the user's shared folders by these; the home directory comes last."""
+MODULES = ("LMOD_CMD", "MODULESHOME", "MODULEPATH")
 TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 """Folders of one machine alone."""
 
@@ -54,7 +56,7 @@ def look_at_login_node() -> LoginNode:
     return LoginNode(
         python=sys.executable,
         missing_packages=missing_packages(),
-        modules=_modules(),
+        modules=next((f"{name}={os.environ[name]}" for name in MODULES if os.environ.get(name)), ""),
         python_module=module_of(sys.base_prefix, loaded),
         container_command=container,
         kernel_mounts_images=None if container is None else mounts_by_kernel(container),
@@ -84,43 +86,31 @@ def mounts_by_kernel(container: str) -> bool | None:
 def _squashfs_by_kernel(configuration: Path) -> bool | None:
     """Whether Apptainer with a setuid starter has the kernel mount images."""
     try:
-        allowed = re.search(
-            r"^\s*allow setuid-mount squashfs\s*=\s*(\w+)", configuration.read_text(errors="replace"), re.MULTILINE
-        )
+        text = configuration.read_text(errors="replace")
     except OSError:
         return None
+    allowed = re.search(r"^\s*allow setuid-mount squashfs\s*=\s*(\w+)", text, re.MULTILINE)
     return {"yes": True, "no": False}.get(allowed[1]) if allowed else None
-
-
-def _modules() -> str:
-    names = ("LMOD_CMD", "MODULESHOME", "MODULEPATH")
-    return next((f"{name}={os.environ[name]}" for name in names if os.environ.get(name)), "")
 
 
 def module_of(prefix: str, loaded: tuple[str, ...]) -> str | None:
     """The loaded module, as ``python/3.12.1``, whose version and name stand in a Python's folder."""
     parts = Path(prefix.lower()).parts
-    for module in loaded:
+
+    def has_both(module: str) -> bool:
         name, _, version = module.lower().partition("/")
-        if version and any(version in part for part in parts) and any(name in part for part in parts):
-            return module
-    return None
+        return bool(version) and all(any(word in part for part in parts) for word in (version, name))
 
-
-def _is_temporary(path: Path) -> bool:
-    return any(path.is_relative_to(folder) for folder in TEMPORARY)
+    return next(filter(has_both, loaded), None)
 
 
 def _filesystems() -> list[Filesystem]:
     """Filesystems of all places, the first on each mount point; one that does not answer is left out."""
     filesystems: dict[str, Filesystem] = {}
-    for name in PLACES:
-        path = os.environ.get(name)
-        if not path or not Path(path).is_dir() or not os.access(path, os.W_OK) or _is_temporary(Path(path)):
-            continue
-        try:
-            seen = filesystem(Path(path))
-        except OSError:
-            continue
-        filesystems.setdefault(seen.mount_point, seen)
+    for path in (Path(os.environ[name]) for name in PLACES if os.environ.get(name)):
+        is_temporary = any(path.is_relative_to(folder) for folder in TEMPORARY)
+        if path.is_dir() and os.access(path, os.W_OK) and not is_temporary:
+            with suppress(OSError):
+                seen = filesystem(path)
+                filesystems.setdefault(seen.mount_point, seen)
     return list(filesystems.values())

@@ -47,12 +47,9 @@ def profile_text(proposed: Sequence[ProfileEntry], head: Sequence[str]) -> str:
 
 def _flow(value: Any) -> Any:
     """A list or a mapping on one line."""
-    if isinstance(value, list):
-        whole: Any = CommentedSeq(value)
-    elif isinstance(value, dict):
-        whole = CommentedMap(value)
-    else:
+    if not isinstance(value, list | dict):
         return value
+    whole: Any = (CommentedSeq if isinstance(value, list) else CommentedMap)(value)
     whole.fa.set_flow_style()
     return whole
 
@@ -97,9 +94,7 @@ def _account(survey: Survey, wishes: Wishes) -> Value:
 
 
 def _qos(survey: Survey, wishes: Wishes) -> Value:
-    there = ", ".join(
-        dict.fromkeys(name for association in survey.associations_of(wishes.account) for name in association.qos)
-    )
+    there = ", ".join(dict.fromkeys(name for one in survey.associations_of(wishes.account) for name in one.qos))
     if wishes.qos is not None:
         return wishes.qos, f"chosen; your account has {there}" if there else "chosen"
     default = survey.qos_of(wishes.account, None)
@@ -115,34 +110,26 @@ def _unseen_reason(survey: Survey, command: Sequence[str], otherwise: str) -> st
 
 
 def _partitions(survey: Survey, wishes: Wishes) -> Iterator[ProfileEntry]:
-    chosen = (
-        ("partitions.cpu", wishes.partition, cpu_partitions),
-        ("partitions.gpu", wishes.gpu_partition, gpu_partitions),
-    )
-    for field, wish, candidates in chosen:
+    for field, wish, candidates, what in (
+        ("partitions.cpu", wishes.partition, cpu_partitions, "no partition"),
+        ("partitions.gpu", wishes.gpu_partition, gpu_partitions, "no partition with whole GPUs"),
+    ):
         names = candidates(survey, wishes)
         name = wish or next(iter(names), None)
-        partition = (survey.partitions or {}).get(name or "")
-        if partition is not None:
-            others = [other for other in names if other != name]
-            yield ProfileEntry(
-                field, name, _partition_text(partition) + (f"; others: {', '.join(others)}" if others else "")
-            )
+        if (partition := (survey.partitions or {}).get(name or "")) is not None:
+            others = ", ".join(other for other in names if other != name)
+            reason = _partition_text(partition) + (others and f"; others: {others}")
         elif name is not None:
-            yield ProfileEntry(
-                field, name, "chosen; " + _unseen_reason(survey, PARTITIONS, "scontrol shows no such partition")
-            )
+            reason = "chosen; " + _unseen_reason(survey, PARTITIONS, "scontrol shows no such partition")
         else:
-            what = "no partition with whole GPUs" if field == "partitions.gpu" else "no partition"
-            yield ProfileEntry(field, None, _unseen_reason(survey, PARTITIONS, f"{what} admits you"))
+            reason = _unseen_reason(survey, PARTITIONS, f"{what} admits you")
+        yield ProfileEntry(field, name, reason)
 
 
 def _partition_text(partition: PartitionFacts) -> str:
     """The nodes, GPUs and time limit."""
     count = sum(node.count for node in partition.nodes)
-    gpus = sorted(
-        {f"gpu:{kind + ':' if kind else ''}{number}" for n in partition.nodes for kind, number in n.gpus.items()}
-    )
+    gpus = sorted({f"gpu:{kind and f'{kind}:'}{number}" for n in partition.nodes for kind, number in n.gpus.items()})
     limit = "no time limit" if partition.max_minutes is None else f"MaxTime {partition.max_minutes} minutes"
     default = "the default partition, " if partition.is_default else ""
     return f"scontrol show partition: {default}{count} node(s){' with ' + ', '.join(gpus) if gpus else ''}, {limit}"
@@ -150,12 +137,9 @@ def _partition_text(partition: PartitionFacts) -> str:
 
 def _profile_partitions(survey: Survey, wishes: Wishes) -> list[PartitionFacts]:
     """The profile's partitions that the cluster has."""
-    names = (
-        wishes.partition or next(iter(cpu_partitions(survey, wishes)), None),
-        wishes.gpu_partition or next(iter(gpu_partitions(survey, wishes)), None),
-    )
-    partitions = {name: (survey.partitions or {}).get(name) for name in names if name}
-    return [partition for partition in partitions.values() if partition is not None]
+    chosen = ((wishes.partition, cpu_partitions), (wishes.gpu_partition, gpu_partitions))
+    names = dict.fromkeys(wish or next(iter(candidates(survey, wishes)), "") for wish, candidates in chosen)
+    return [survey.partitions[name] for name in names if survey.partitions and name in survey.partitions]
 
 
 def _gpu_request(survey: Survey, wishes: Wishes) -> Value:
@@ -201,8 +185,7 @@ def _memory(survey: Survey) -> Value:
 
 
 def _array_size(survey: Survey) -> Value:
-    size = None if survey.settings is None else survey.settings.max_array_size
-    if size is None:
+    if survey.settings is None or (size := survey.settings.max_array_size) is None:
         return 1001, _unseen_reason(survey, CONFIG, "Slurm's default")
     return max(1, size), "scontrol show config: MaxArraySize, or max_array_tasks where that is less"
 
@@ -224,8 +207,7 @@ def _notice(survey: Survey, wishes: Wishes) -> Value:
     found = [(found, one.name) for one in partitions if (found := preemption(survey, one, qos)) is not None]
     preempted = [(one.notice_s, name, one.source) for one, name in found if one.mode != "OFF"]
     if preempted:
-        seconds, _, source = min(preempted)
-        return seconds, f"GraceTime + KillWait: {source}"
+        return min(preempted)[0], f"GraceTime + KillWait: {min(preempted)[2]}"
     if found:
         return None, f"jobs of {', '.join(name for _, name in found)} are not preempted: {found[-1][0].source}"
     return None, _unseen_reason(survey, CONFIG, "not known")

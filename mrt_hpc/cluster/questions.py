@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Self
 
 from mrt_hpc.backends.slurm.survey import PartitionFacts, Survey
@@ -73,28 +74,22 @@ def _open_partitions(survey: Survey, wishes: Wishes) -> list[PartitionFacts]:
 
 def cpu_partitions(survey: Survey, wishes: Wishes) -> list[str]:
     """The best first: the default one, and those without GPUs and preemption."""
-
-    def rank(partition: PartitionFacts) -> tuple[object, ...]:
-        tests = FOR_TESTS.search(partition.name) is not None
-        return (not partition.is_default, tests, _is_preempted(survey, partition, wishes), partition.gpu_nodes > 0)
-
-    return [partition.name for partition in sorted(_open_partitions(survey, wishes), key=rank)]
+    ranked = [((not one.is_default, *rank, one.gpu_nodes > 0), one.name) for one, rank in _ranks(survey, wishes)]
+    return [name for _, name in sorted(ranked, key=itemgetter(0))]
 
 
 def gpu_partitions(survey: Survey, wishes: Wishes) -> list[str]:
     """The best first: not for tests, not preempted, not the default one, with many nodes."""
-
-    def rank(partition: PartitionFacts) -> tuple[object, ...]:
-        tests = FOR_TESTS.search(partition.name) is not None
-        preempted = _is_preempted(survey, partition, wishes)
-        return (tests, preempted, partition.is_default, -partition.gpu_nodes)
-
-    return [partition.name for partition in sorted(_open_partitions(survey, wishes), key=rank) if partition.gpu_nodes]
+    with_gpus = ((one, rank) for one, rank in _ranks(survey, wishes) if one.gpu_nodes)
+    ranked = [((*rank, one.is_default, -one.gpu_nodes), one.name) for one, rank in with_gpus]
+    return [name for _, name in sorted(ranked, key=itemgetter(0))]
 
 
-def _is_preempted(survey: Survey, partition: PartitionFacts, wishes: Wishes) -> bool:
-    preempted = preemption(survey, partition, survey.qos_of(wishes.account, wishes.qos))
-    return preempted is not None and preempted.mode != "OFF"
+def _ranks(survey: Survey, wishes: Wishes) -> Iterator[tuple[PartitionFacts, tuple[bool, bool]]]:
+    """The open partitions, and whether they are for tests, and preempted."""
+    for one in _open_partitions(survey, wishes):
+        preempted = preemption(survey, one, survey.qos_of(wishes.account, wishes.qos))
+        yield one, (FOR_TESTS.search(one.name) is not None, preempted is not None and preempted.mode != "OFF")
 
 
 def gpu_types(survey: Survey, wishes: Wishes) -> list[str]:
@@ -110,10 +105,7 @@ def gpu_types(survey: Survey, wishes: Wishes) -> list[str]:
 def qos_choices(survey: Survey, wishes: Wishes) -> list[str]:
     """Choices where an account has neither a default nor the QOS normal."""
     associations = survey.associations_of(wishes.account)
-    if any(
-        association.default_qos or "normal" in association.qos or len(association.qos) < 2
-        for association in associations
-    ):
+    if any(one.default_qos or "normal" in one.qos or len(one.qos) < 2 for one in associations):
         return []
     return list(dict.fromkeys(name for association in associations for name in association.qos))
 
@@ -125,21 +117,13 @@ def open_questions(survey: Survey, node: LoginNode, wishes: Wishes) -> list[Ques
 
 def _questions(survey: Survey, node: LoginNode, wishes: Wishes) -> Iterator[Question]:
     """Open as far as the earlier questions are answered."""
-    accounts = accounts_of(survey)
-    if len(accounts) > 1:
+    if len(accounts := accounts_of(survey)) > 1:
         yield Question("account", "The account that jobs are charged to", tuple(accounts))
-    if survey.partitions is None:
-        yield Question("partition", "The partition of jobs without GPUs")
-        yield Question("gpu_partition", "The partition of jobs with GPUs")
-    for wish, names in (
-        ("partition", cpu_partitions(survey, wishes)),
-        ("gpu_partition", gpu_partitions(survey, wishes)),
-    ):
-        if len(names) > 1:
-            what = "with" if wish == "gpu_partition" else "without"
+    for wish, what, partitions in (("partition", "without", cpu_partitions), ("gpu_partition", "with", gpu_partitions)):
+        names = partitions(survey, wishes)
+        if survey.partitions is None or len(names) > 1:
             yield Question(wish, f"The partition of jobs {what} GPUs", tuple(names))
-    kinds = gpu_types(survey, wishes)
-    if len(kinds) > 1:
+    if len(kinds := gpu_types(survey, wishes)) > 1:
         yield Question("gpu_type", "The GPU type that jobs ask for", tuple(kinds))
     if len(options := qos_choices(survey, wishes)) > 1:
         yield Question("qos", "The QOS of jobs: this account has no default", tuple(options))

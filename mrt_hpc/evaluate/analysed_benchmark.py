@@ -35,10 +35,6 @@ class Needs:
         """One that meets all needs."""
         return SUITE_WITH[self.boundaries[0]]
 
-    def suits(self, benchmark: "Benchmark") -> bool:
-        """Whether a benchmark's mode makes sense to the analysis."""
-        return benchmark.boundaries in self.boundaries
-
 
 def analysed_benchmark(recipe: "EvaluationRecipe", needs: Needs, name: str | None, typed: Typed) -> "Benchmark":
     """The benchmark to analyse; refuses a missing prover, an unsuited mode, and an unknown or ambiguous name.
@@ -49,7 +45,7 @@ def analysed_benchmark(recipe: "EvaluationRecipe", needs: Needs, name: str | Non
     """
     advice = typed(needs.suite, name if name in BENCHMARKS else BENCHMARKS[0])
     _require_prover(recipe, needs, advice)
-    suiting = [benchmark.name for benchmark in recipe.evaluation.benchmarks if needs.suits(benchmark)]
+    suiting = [one.name for one in recipe.evaluation.benchmarks if one.boundaries in needs.boundaries]
     if not suiting:
         raise _unsuited_error(recipe, needs, recipe.evaluation.benchmarks, advice)
     chosen = _choose_benchmark(recipe, suiting, name, typed)

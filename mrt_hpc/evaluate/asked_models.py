@@ -128,33 +128,25 @@ def publishing_jobs(layout: RunLayout, versions: Sequence[int]) -> dict[int, lis
     trainers = [job for job in read_plan(layout.plan).jobs if job.does(Role.TRAINER) or job.does(Role.PREPARE)]
     publishers: dict[int, list[str]] = {}
     for version in missing:
-        makers = [job.name for job in trainers if version in _job_versions(job.role, job.iterations)]
+        # an iteration publishes the version after its number, and prepare the first
+        makers = [
+            job.name for job in trainers if version - 1 in ((-1,) if job.role is Role.PREPARE else job.iterations)
+        ]
         ahead = version > max(published, default=-1)
         publishers[version] = job_ids_of([live[name] for name in makers if name in live]) if ahead else []
     return publishers
 
 
-def _job_versions(role: Role, iterations: range) -> range:
-    """Versions that a job publishes."""
-    return range(1) if role is Role.PREPARE else range(iterations.start + 1, iterations.stop + 1)
-
-
 def not_published(layout: RunLayout, version: int) -> UserError:
     """The refusal of a missing version."""
-    here, published = local_process(layout), published_versions(layout)
+    published, advice = published_versions(layout), Advice("mrt-hpc status {run}", run=layout.root)
     gone = version < max(published, default=0)
     why = "it was pruned" if gone else "no queued job of the run will publish it"
-    wait = (
-        Advice("wait until process {pid}, which trains the run on this machine, has ended", pid=here.pid)
-        if here
-        else None
-    )
-    return UserError(
-        f"weights version {version} is not there: {why}",
-        where=layout.weights,
-        expected=f"one of {', '.join(map(str, published))}" if published else "a run that has published weights",
-        advice=wait or Advice("mrt-hpc status {run}", run=layout.root),
-    )
+    if here := local_process(layout):
+        advice = Advice("wait until process {pid}, which trains the run on this machine, has ended", pid=here.pid)
+    expected = f"one of {', '.join(map(str, published))}" if published else "a run that has published weights"
+    what = f"weights version {version} is not there: {why}"
+    return UserError(what, where=layout.weights, expected=expected, advice=advice)
 
 
 # -- pinned models: the training of a run removes most versions, perhaps days before the evaluation starts
@@ -168,11 +160,10 @@ def refuse_lost_models(recipe: EvaluationRecipe, root: Path) -> None:
     """Refuse missing models at the start, before anything is made, except those that the evaluation's directory holds;
     also unpublished ones that will be removed and cannot be pinned.
     """
-    wanted: dict[str, list[int]] = defaultdict(list)
+    wanted: dict[RunLayout, list[int]] = defaultdict(list)
     for run, version in _versions_to_copy(recipe, RunLayout(root)):
-        wanted[str(run.root)].append(version)
-    for path, versions in wanted.items():
-        run = RunLayout(Path(path))
+        wanted[run].append(version)
+    for run, versions in wanted.items():
         for version, jobs in publishing_jobs(run, versions).items():
             if not jobs:
                 raise not_published(run, version)

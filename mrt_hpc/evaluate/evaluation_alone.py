@@ -4,6 +4,8 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +65,8 @@ def evaluation_recipe(
         UserError: wrong suite or field; or the models' runs differ in a deciding field that nothing states.
     """
     source = load.read_suite(find(SUITES, suite), advice=Advice("mrt-hpc eval MODEL --suite {suite}", suite=suite))
-    section = dict(load.move_data(source.data, data)[load.SECTION])
+    given = source.data if data is None else load.move_data(source.data, data)
+    section = dict(given[load.SECTION])
     taken = _inherited_sections(models.recipes, stated=_stated_fields(section, overrides))
     fields: dict[str, Any] = {**taken, **source.data, load.SECTION: section}
     section.setdefault("results", str(absolute(results or RESULTS)))
@@ -75,9 +78,7 @@ def evaluation_recipe(
     source.data[load.SECTION] = load.inherit_prompt(source.data[load.SECTION], source.data.get("prompt"))
     whole = load.add_open_forced_texts(load.resolve_paths(source.data, here()))
     import_from(source.path.parent, whole)
-    recipe = validate(replace(source, data=whole), EvaluationRecipe, whole)
-    recipe = recipe.model_copy(update={"inputs": inputs_of(recipe)})
-    return recipe.model_copy(update={"name": name_of(recipe)})
+    return _complete_recipe(validate(replace(source, data=whole), EvaluationRecipe, whole))
 
 
 def _stated_fields(section: dict[str, Any], overrides: Sequence[str]) -> set[str]:
@@ -96,12 +97,9 @@ def _states_strict(benchmarks: Any) -> bool:
     """Whether no benchmark's verifier asks ``grading.strict``."""
     if not isinstance(benchmarks, list):
         return False
-    marked = [
-        b["problems"].get("verifier") for b in benchmarks if isinstance(b, dict) and isinstance(b.get("problems"), dict)
-    ]
-    return len(marked) == len(benchmarks) and all(
-        isinstance(v, dict) and (v.get("type") != "math" or v.get("strict") is not None) for v in marked
-    )
+    problems = [b.get("problems") if isinstance(b, dict) else None for b in benchmarks]
+    marked = [each.get("verifier") if isinstance(each, dict) else None for each in problems]
+    return all(isinstance(v, dict) and (v.get("type") != "math" or v.get("strict") is not None) for v in marked)
 
 
 def _inherited_sections(recipes: Sequence[Recipe], *, stated: set[str]) -> dict[str, Any]:
@@ -110,27 +108,17 @@ def _inherited_sections(recipes: Sequence[Recipe], *, stated: set[str]) -> dict[
         return {}
     dumped = [recipe.model_dump(mode="json") for recipe in recipes]
     for name in (name for name, by in DECIDING.items() if not {name, by} & stated):
-        values = [_value_by_name(data, name) for data in dumped]
+        values = [reduce(getitem, name.split("."), data) for data in dumped]
         if any(value != values[0] for value in values):
+            advice = "the same command with --set {name}=VALUE, or one run at a time, to be compared then"
             raise UserError(
                 f"the recipes of these runs differ in {name}, and one evaluation has one value of it for all models",
                 value=", ".join(recipe.name for recipe in recipes),
                 where=name,
-                advice=Advice(
-                    "the same command with --set {name}=VALUE, or one run at a time, to be compared then", name=name
-                ),
+                advice=Advice(advice, name=name),
             )
-    first = dumped[0]
-    taken = {name: first[name] for name in TAKEN}
-    limits = {name: first["sampling"][name] for name in ("max_prompt_tokens", "long_prompts")}
-    return {**taken, "sampling": limits}
-
-
-def _value_by_name(data: Any, name: str) -> Any:
-    """The value at a dotted name."""
-    for key in name.split("."):
-        data = data[key]
-    return data
+    limits = {name: dumped[0]["sampling"][name] for name in ("max_prompt_tokens", "long_prompts")}
+    return {**{name: dumped[0][name] for name in TAKEN}, "sampling": limits}
 
 
 def inputs_of(recipe: EvaluationRecipe) -> dict[str, str]:
@@ -162,9 +150,13 @@ def refresh_inputs(recipe: EvaluationRecipe) -> EvaluationRecipe:
 def narrow_to(recipe: EvaluationRecipe, benchmark: Benchmark) -> EvaluationRecipe:
     """The same evaluation on one benchmark, under its own name; samples are shared through the results folder."""
     evaluation = recipe.evaluation.model_copy(update={"benchmarks": (benchmark,)})
-    alone = recipe.model_copy(update={"evaluation": evaluation})
-    alone = alone.model_copy(update={"inputs": inputs_of(alone)})
-    return alone.model_copy(update={"name": name_of(alone)})
+    return _complete_recipe(recipe.model_copy(update={"evaluation": evaluation}))
+
+
+def _complete_recipe(recipe: EvaluationRecipe) -> EvaluationRecipe:
+    """The recipe with the state of its inputs, and the name that follows."""
+    recipe = recipe.model_copy(update={"inputs": inputs_of(recipe)})
+    return recipe.model_copy(update={"name": name_of(recipe)})
 
 
 def name_of(recipe: EvaluationRecipe) -> str:

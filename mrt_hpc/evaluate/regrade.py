@@ -2,9 +2,10 @@
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from mrt_hpc.analysis.measures import read_summary
@@ -56,16 +57,10 @@ def regrade_run(layout: RunLayout, show: Callable[[str], None]) -> list[Regraded
     experiment = read_experiment(layout)
     with claim_run(layout, experiment.resilience.heartbeat_limit_s):
         refuse_live(layout, "so nothing is judged again")
-        units = [_regrade(layout, experiment, *unit, show) for unit in finished_evaluations(layout, experiment)]
-    return [unit for unit in units if unit is not None]
-
-
-def finished_evaluations(layout: RunLayout, experiment: Experiment) -> Iterator[tuple[int, Benchmark]]:
-    """Versions and benchmarks with a summary."""
-    for version in versions_evaluated(layout):
-        for benchmark in experiment.evaluation.benchmarks:
-            if layout.evaluation_summary(version, benchmark.name).is_file():
-                yield version, benchmark
+        units = product(versions_evaluated(layout), experiment.evaluation.benchmarks)
+        finished = [unit for unit in units if layout.evaluation_summary(unit[0], unit[1].name).is_file()]
+        regraded = [_regrade(layout, experiment, *unit, show) for unit in finished]
+    return [unit for unit in regraded if unit is not None]
 
 
 def _regrade(
@@ -93,9 +88,8 @@ def _regrade(
 def tokenizer_of(layout: RunLayout, experiment: Experiment, version: int) -> Path:
     """A model directory with a version's tokenizer: another version's where that is pruned."""
     there = published_versions(layout)
-    if version in there or not experiment.trains:
-        return layout.weights_version(version)
-    return layout.weights_version(max(there, default=version))
+    is_there = version in there or not experiment.trains
+    return layout.weights_version(version if is_there else max(there, default=version))
 
 
 def _replace(layout: RunLayout, waiting: Path, paths: Sequence[Path], judged: Sequence[Sampled], grader: str) -> None:

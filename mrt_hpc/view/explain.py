@@ -91,11 +91,9 @@ def explain_state(look: RunLook, job: Job, index: int) -> Explanation:
         sentence = f"is in a state that is not known: {_first_line(record)}"
         return Explanation(job.name, index, Cause.LOST, sentence, _recorded_advice(record) or _again(look))
     if job.name in look.queues.ids and job.name not in look.queues.tasks:
-        ids = ", ".join(look.queues.ids[job.name])
-        sentence = f"was submitted as job {ids}, of which the queue says nothing"
-        return Explanation(
-            job.name, index, Cause.QUEUED, sentence, Advice("mrt-hpc explain {run}, later", run=look.layout.root)
-        )
+        sentence = f"was submitted as job {', '.join(look.queues.ids[job.name])}, of which the queue says nothing"
+        later = Advice("mrt-hpc explain {run}, later", run=look.layout.root)
+        return Explanation(job.name, index, Cause.QUEUED, sentence, later)
     return _explain_unqueued(look, job, index, record)
 
 
@@ -114,44 +112,40 @@ def _explain_failure(look: RunLook, job: Job, index: int, record: TaskRecord) ->
         cause, sentence = Cause.FAILED_WITH, f"has failed because it waits for {', '.join(record.awaited)}"
     else:
         cause, sentence = Cause.FAILED, f"has failed: {_first_line(record)}"
-    advised = _recorded_advice(record) or Advice(
-        "mrt-hpc logs {run} {role} -n 100", run=look.layout.root, role=job.role
-    )
+    advised = _recorded_advice(record) or _log_advice(look, job)
     command = advised if "submit" in advised else f"{advised}; then {_again(look)}"
     if job.role is Role.REPORT and any(one.name not in look.jobs_done for one in look.plan.jobs if one is not job):
         cause = Cause.LEFT  # it is incomplete because others are
     return Explanation(job.name, index, cause, sentence, command, failed_at=record.time)
 
 
+def _log_advice(look: RunLook, job: Job) -> str:
+    return Advice("mrt-hpc logs {run} {role} -n 100", run=look.layout.root, role=job.role)
+
+
 def _explain_running(look: RunLook, job: Job, index: int, record: TaskRecord) -> Explanation:
-    queued = look.queued_tasks.get((job.name, index))
+    queued, run = look.queued_tasks.get((job.name, index)), look.layout.root
     where = f" on {queued.nodes}" if queued is not None and queued.nodes else ""
     since = f" since {clock(record.time)}" if record.state is TaskState.RUNNING else ""
     if (lacking := _task_shortage(look, job.name, index)) is not None:
         waits = f"and has no room to write: {lacking.what}"
-        left = f"`{lacking.shown_by} {look.layout.root}` shows what is left"
-        advice = f"{lacking.next}: the run continues by itself; {left}"
+        advice = f"{lacking.next}: the run continues by itself; `{lacking.shown_by} {run}` shows what is left"
         return Explanation(job.name, index, Cause.FULL_DISK, f"runs{where}, {waits}", advice, f"runs, {waits}")
     if (job.name, index) in look.tasks_between_attempts:
         words = f"{_last_end(record)}; the queue says that it runs{where}: it is about to leave, or to begin again"
-        command = Advice("mrt-hpc explain {run} {name}, in a minute", run=look.layout.root, name=job.name)
+        command = Advice("mrt-hpc explain {run} {name}, in a minute", run=run, name=job.name)
         return Explanation(job.name, index, Cause.AGAIN, words, command)
     if (age_s := look.standstill_s.get((job.name, index))) is not None:
-        silent = f"and has given no sign of life for {age_s:.0f} s"
+        sentence = f"runs{where}{since}, and has given no sign of life for {age_s:.0f} s"
         command = Advice(
-            "mrt-hpc explain {run} {name}, in a minute: where its node is lost, it runs again",
-            run=look.layout.root,
-            name=job.name,
+            "mrt-hpc explain {run} {name}, in a minute: where its node is lost, it runs again", run=run, name=job.name
         )
-        return Explanation(
-            job.name, index, Cause.SILENT, f"runs{where}{since}, {silent}", command, "runs, and gives no sign of life"
-        )
+        return Explanation(job.name, index, Cause.SILENT, sentence, command, "runs, and gives no sign of life")
     if away := _peers_away(look, job):
         waits = f"and waits for {', '.join(away)}, of which no task is at work"
-        command = Advice("mrt-hpc explain {run} {away}", run=look.layout.root, away=away[0])
+        command = Advice("mrt-hpc explain {run} {away}", run=run, away=away[0])
         return Explanation(job.name, index, Cause.WAITS, f"runs{where}{since}, {waits}", command, f"runs, {waits}")
-    watch: str = Advice("mrt-hpc status {run} --watch", run=look.layout.root)
-    again = ""
+    watch, again = str(Advice("mrt-hpc status {run} --watch", run=run)), ""
     if record.failures and record.message:
         again = f", after {record.failures} attempt(s) that failed ({_first_line(record)})"
         watch = f"{watch}; where this attempt fails in the same way: {_recorded_advice(record) or _again(look)}"
@@ -162,11 +156,8 @@ def _peers_away(look: RunLook, job: Job) -> list[str]:
     """The segment's jobs of the other role, not done and without a task at work."""
     if job.role not in (Role.INFERENCE, Role.TRAINER) or job.segment is None:
         return []
-    others = [
-        peer
-        for peer in look.plan.jobs
-        if peer.segment == job.segment and peer.role in (Role.INFERENCE, Role.TRAINER) and peer.role is not job.role
-    ]
+    role = Role.TRAINER if job.role is Role.INFERENCE else Role.INFERENCE
+    others = [peer for peer in look.plan.jobs if peer.segment == job.segment and peer.role is role]
     if any(peer.name in look.jobs_at_work for peer in others):
         return []
     return [peer.name for peer in others if peer.name not in look.jobs_done]
@@ -267,7 +258,7 @@ def _early_end(look: RunLook, job: Job, index: int, record: TaskRecord) -> tuple
         facts.append(f"its node was {node}")
     if words := _last_words(look, job.name, index):
         facts.append(f"its log ends: {words[:LONGEST_QUOTE]}")
-    shown = Advice("mrt-hpc logs {run} {role} -n 100", run=look.layout.root, role=job.role) if words else ""
+    shown = _log_advice(look, job) if words else ""
     if queued is not None and early.code and not words:
         shown = f"`sacct -j {queued.job_id} -o jobid,state,exitcode,maxrss,nodelist`"
     return facts, early.next(look.layout) or (f"{shown} shows more; then {_again(look)}" if shown else _again(look))
@@ -292,8 +283,7 @@ def _activity(look: RunLook, job: str) -> str:
         return "which has failed"
     if job in look.jobs_running:
         return "which runs"
-    done = sum(record.state is TaskState.DONE for record in records)
-    if done:
+    if done := sum(record.state is TaskState.DONE for record in records):
         return f"of which {done} of {len(records)} tasks are done"
     return "which is queued" if job in look.jobs_queued else "which has not ended"
 
@@ -310,9 +300,7 @@ def _recorded_advice(record: TaskRecord) -> str | None:
 def stuck_tasks(look: RunLook) -> list[Explanation]:
     """Running tasks that cannot go on, for lack of room, a sign of life, or awaited tasks."""
     causes = (Cause.FULL_DISK, Cause.SILENT, Cause.WAITS)
-    running = [
-        explain_state(look, job, index) for job, index, _ in look.tasks() if (job.name, index) in look.running_tasks
-    ]
+    running = (explain_state(look, job, n) for job, n, _ in look.tasks() if (job.name, n) in look.running_tasks)
     return [explanation for explanation in running if explanation.cause in causes]
 
 
@@ -378,26 +366,20 @@ def explain_run(look: RunLook, history: RunHistory) -> Statement:
     measured, _ = newest_metrics(look.layout, max(published_versions(look.layout), default=0))
     warned = [f"warning: {warning}" for warning in warnings(look.layout, measured)]
     if look.state is RunState.FINISHED:
-        done = sum(job.tasks for job in look.plan.jobs)
-        sentence = f"The run is finished: all {done} tasks are done."
+        sentence = f"The run is finished: all {sum(job.tasks for job in look.plan.jobs)} tasks are done."
         return Statement(sentence, Advice("mrt-hpc report {run}", run=look.layout.root), tuple(warned))
-    explanations = [
-        explain_state(look, job, index) for job, index, record in look.tasks() if record.state is not TaskState.DONE
-    ]
-    groups = group_explanations(explanations)
+    left = ((job, index) for job, index, record in look.tasks() if record.state is not TaskState.DONE)
+    groups = group_explanations(explain_state(look, job, index) for job, index in left)
     first = groups[0]
     details = [*_reasons(look, first[0]), *_set_aside(history), *warned]
     others = [_sentence(look, group) for group in groups[1:] if group[0].cause < Cause.LATER]
-    later = Counter(one.job for group in groups[1:] for one in group if one.cause is Cause.LATER)
-    if later:
+    if later := Counter(one.job for group in groups[1:] for one in group if one.cause is Cause.LATER):
         others.append(f"{sum(later.values())} task(s) wait for these: {few_names(list(later))}.")
     for name, why in look.queues.unreached.items():
         others.append(f"The queue was not reached ({name}: {why}); all else is from the run's files.")
     state = "is paused" if first[0].cause is Cause.FULL_DISK else IN_WORDS[look.state]
-    sentence = f"The run {state}: {_sentence(look, first)}"
-    return Statement(
-        sentence, first[0].next, (*details, *others, *look.unreadable, *look.unread_logs, *history.stream.faults)
-    )
+    details += [*others, *look.unreadable, *look.unread_logs, *history.stream.faults]
+    return Statement(f"The run {state}: {_sentence(look, first)}", first[0].next, tuple(details))
 
 
 def explain_job(look: RunLook, history: RunHistory, text: str) -> list[Statement]:
@@ -418,16 +400,11 @@ def explain_job(look: RunLook, history: RunHistory, text: str) -> list[Statement
 
 def explain_task(look: RunLook, history: RunHistory, job: Job, index: int) -> Statement:
     explanation = explain_state(look, job, index)
-    every = history.all_happenings(look.record_of)
-    happenings = [happening for happening in every if (happening.job, happening.index) == (job.name, index)][-5:]
+    happenings = [h for h in history.all_happenings(look.record_of) if (h.job, h.index) == (job.name, index)][-5:]
     attempts = history.attempts_of(job.name, index)
-    lines = [f"{attempts} attempt(s) have begun."] if attempts else []
-    lines += [
-        f"{clock(happening.time)}  {happening.kind}{f' ({happening.detail})' if happening.detail else ''}"
-        for happening in happenings
-    ]
-    sentence = _sentence(look, [explanation])
-    return Statement(sentence, explanation.next, (*_reasons(look, explanation), *lines))
+    lines = [*_reasons(look, explanation), *([f"{attempts} attempt(s) have begun."] if attempts else [])]
+    lines += [f"{clock(h.time)}  {h.kind}{f' ({h.detail})' if h.detail else ''}" for h in happenings]
+    return Statement(_sentence(look, [explanation]), explanation.next, tuple(lines))
 
 
 def group_explanations(explanations: Iterable[Explanation]) -> list[list[Explanation]]:
@@ -466,8 +443,7 @@ def _reasons(look: RunLook, explanation: Explanation) -> list[str]:
 
 def _set_aside(history: RunHistory) -> list[str]:
     """What was damaged and moved away last."""
-    moved = [happening for happening in history.happenings if happening.kind == "set aside"]
-    if not moved:
+    if not (moved := [one for one in history.happenings if one.kind == "set aside"]):
         return []
     last = moved[-1]
     return [f"{len(moved)} file(s) or folder(s) were set aside, the last at {clock(last.time)} ({last.detail})."]

@@ -82,15 +82,13 @@ def _entries(folder: Path, faults: list[str]) -> list[os.DirEntry[str]]:
 
 
 def _attempt_log(path: Path) -> LogFile | None:
-    match = _OWN.fullmatch(path.name)
-    if match is None:
+    if (match := _OWN.fullmatch(path.name)) is None:
         return None
     return LogFile(path, match["job"], int(match["index"]), match["attempt"], match["what"])
 
 
 def _slurm_log(path: Path, job: str) -> LogFile | None:
-    match = _SLURM.fullmatch(path.name)
-    if match is None:
+    if (match := _SLURM.fullmatch(path.name)) is None:
         return None
     stream = "" if match["stream"] == "out" else ".err"
     return LogFile(path, job, int(match["index"] or 0), None, f"rank{match['rank']}{stream}")
@@ -191,11 +189,9 @@ class LogFollower:
         for log in by_time:
             self._read[log.path] = _size(log.path)
         for log in by_time[-BEGIN_WITH:]:
-            size = self._read[log.path]
-            begin = max(0, size - AT_ONCE)
-            whole = self._whole(log.path, begin, size - begin)
-            text = whole.decode(errors="replace").splitlines()[1 if begin else 0 :]
-            yield from (LogLine(log, line) for line in deque(text, maxlen=self.lines))
+            begin = max(0, (size := self._read[log.path]) - AT_ONCE)
+            text = self._whole(log.path, begin, size - begin).decode(errors="replace").splitlines()
+            yield from (LogLine(log, line) for line in deque(text[1 if begin else 0 :], maxlen=self.lines))
 
     def _new(self, log: LogFile) -> Iterator[LogLine]:
         begin = self._read.get(log.path, 0)

@@ -15,9 +15,7 @@ from mrt_hpc.run.layout import RunLayout
 _PART, _GROUP = (f'"kind": "{kind}"'.encode() for kind in (EventKind.PART_COMMITTED, EventKind.GROUP_COMMITTED))
 SHARDS_KEPT = 20
 """Shards whose times are kept: the newest measure the present rate."""
-_VERSION_OF = frozenset(
-    {EventKind.WEIGHTS_LOADED, EventKind.SERVER_STARTED, EventKind.SERVER_RESTARTED, EventKind.PUBLISHED}
-)
+_VERSION_OF = {EventKind.WEIGHTS_LOADED, EventKind.SERVER_STARTED, EventKind.SERVER_RESTARTED, EventKind.PUBLISHED}
 """Events that tell a task's weights version."""
 
 
@@ -55,7 +53,8 @@ class RunHistory(Happenings):
 
     @classmethod
     def of(cls, layout: RunLayout) -> Self:
-        return cls(EventStream(layout.events, _is_rare))
+        """Of commits, nearly all events, only each task's last is read: it shows life."""
+        return cls(EventStream(layout.events, lambda line: _PART not in line and _GROUP not in line))
 
     def _take(self, recorded: ProcessEvent) -> None:
         super()._take(recorded)
@@ -68,7 +67,7 @@ class RunHistory(Happenings):
         if recorded.kind in _VERSION_OF and event.get("version") is not None:
             news.version = event["version"]
         if recorded.kind == EventKind.SHARD_COMMITTED:
-            version, benchmark, shard = (event[name] for name in ("version", "benchmark", "shard"))
+            version, benchmark, shard = event["version"], event["benchmark"], event["shard"]
             self.shards.append(ShardCommitted(version, benchmark, shard, news.began, recorded.time))
 
     def _news(self, process: Process, recorded: ProcessEvent) -> TaskNews:
@@ -93,8 +92,3 @@ def _is_later(attempt: str, time: float, news: TaskNews) -> bool:
     if comes_after(attempt, news.attempt) or comes_after(news.attempt, attempt):
         return comes_after(attempt, news.attempt)
     return attempt != news.attempt and time >= news.time
-
-
-def _is_rare(line: bytes) -> bool:
-    """Whether an event is read one by one. Of commits, nearly all events, only each task's last is: it shows life."""
-    return _PART not in line and _GROUP not in line

@@ -1,7 +1,7 @@
 """Lists runs below directories with kind and state, asking the queue once for all."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -56,11 +56,10 @@ def list_runs(places: Iterable[Path], within_s: float, *, size: bool) -> list[Li
         within_s: for a queue's answer.
         size: measure disk use, which reads every folder.
     """
-    layouts = [
-        RunLayout(root) for root in dict.fromkeys(run for place in places for run in runs_below(place.absolute()))
-    ]
-    queues = dict(zip(layouts, _queues(layouts, within_s), strict=True))
-    listed = [_list_run(layout, queues[layout], size=size) for layout in layouts]
+    layouts = [RunLayout(run) for run in dict.fromkeys(run for place in places for run in runs_below(place.absolute()))]
+    going_on = [layout for layout in layouts if not _is_finished(layout)]
+    looks = dict(zip(going_on, look_at_runs(going_on, within_s), strict=True))
+    listed = [_list_run(layout, looks.get(layout, NO_QUEUES), size=size) for layout in layouts]
     return sorted(listed, key=lambda run: -(run.newest_event or 0.0))
 
 
@@ -77,18 +76,9 @@ def _folders(place: Path) -> list[Path]:
     """None where unreadable. Links, which may be circular, are not followed."""
     try:
         with os.scandir(place) as entries:
-            return [
-                Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name[0] != "."
-            ]
+            return [Path(one.path) for one in entries if one.is_dir(follow_symlinks=False) and one.name[0] != "."]
     except OSError:
         return []
-
-
-def _queues(layouts: Sequence[RunLayout], within_s: float) -> list[QueueLook]:
-    """Finished runs' queues are not asked."""
-    going_on = [layout for layout in layouts if not _is_finished(layout)]
-    looks = dict(zip(going_on, look_at_runs(going_on, within_s), strict=True))
-    return [looks.get(layout, NO_QUEUES) for layout in layouts]
 
 
 def _is_finished(layout: RunLayout) -> bool:
@@ -113,6 +103,7 @@ def _whole(layout: RunLayout, queues: QueueLook, room: int | None) -> ListedRun:
     plan = read_plan(layout.plan)
     look, event = RunLook.load_records(layout, plan, queues), newest_event(layout)
     now = progress(plan, layout, look.records)
+    unreached = (f"the queue was not reached ({name}): {why}" for name, why in queues.unreached.items())
     return ListedRun(
         run=str(layout.root),
         name=plan.name,
@@ -125,13 +116,7 @@ def _whole(layout: RunLayout, queues: QueueLook, room: int | None) -> ListedRun:
         newest_event=None if event is None else event.time,
         newest_event_kind=None if event is None else event.kind,
         bytes=room,
-        trouble="; ".join(
-            [
-                *(f"the queue was not reached ({name}): {why}" for name, why in queues.unreached.items()),
-                *look.faults,
-                *now.unreadable,
-            ]
-        ),
+        trouble="; ".join([*unreached, *look.faults, *now.unreadable]),
     )
 
 

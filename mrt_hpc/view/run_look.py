@@ -91,13 +91,12 @@ class RunLook:
     @cached_property
     def faults(self) -> tuple[str, ...]:
         """A line for each unreadable file."""
-        damaged = (
-            f"{job.name} task {index}: {record.message.partition(chr(10))[0]} "
-            f"({task_file(self.layout, job.name, index)})"
-            for job, index, record in self.tasks()
+        lines = [
+            f"{job.name} task {n}: {record.message.partition(chr(10))[0]} ({task_file(self.layout, job.name, n)})"
+            for job, n, record in self.tasks()
             if record.state is TaskState.UNREADABLE
-        )
-        return (*damaged, *self.unreadable)
+        ]
+        return (*lines, *self.unreadable)
 
     @cached_property
     def runs_here(self) -> bool:
@@ -109,16 +108,13 @@ class RunLook:
         """Whether another machine's process recorded that it runs the plan, and no end. Whether it is lost cannot be
         seen from here.
         """
-        process = self.process
-        if process is None or process.host == socket.gethostname():
+        if (process := self.process) is None or process.host == socket.gethostname():
             return False
         return read_beat(self.layout.heart(LOCAL, process.generation)).attempt == process.name
 
     @cached_property
     def queued_tasks(self) -> Mapping[tuple[str, int], QueuedTask]:
-        return {
-            (job, task.index): task for job, tasks in self.queues.tasks.items() for task in tasks if not task.has_ended
-        }
+        return {(job, one.index): one for job, tasks in self.queues.tasks.items() for one in tasks if not one.has_ended}
 
     @cached_property
     def listed_tasks(self) -> Mapping[tuple[str, int], QueuedTask]:
@@ -128,9 +124,7 @@ class RunLook:
 
     @cached_property
     def running_tasks(self) -> frozenset[tuple[str, int]]:
-        return frozenset(
-            (job.name, index) for job, index, record in self.tasks() if self._is_alive(job.name, index, record)
-        )
+        return frozenset((job.name, n) for job, n, record in self.tasks() if self._is_alive(job.name, n, record))
 
     def record_of(self, job: str, index: int) -> TaskRecord:
         """A task that the plan no longer has counts as waiting."""
@@ -164,7 +158,7 @@ class RunLook:
     @cached_property
     def jobs_done(self) -> frozenset[str]:
         return frozenset(
-            job for job, records in self.records.items() if all(record.state is TaskState.DONE for record in records)
+            job for job, tasks in self.records.items() if all(one.state is TaskState.DONE for one in tasks)
         )
 
     @property
@@ -256,7 +250,5 @@ class RunLook:
 
 def end_in_words(layout: RunLayout, state: RunState) -> str:
     """The last sentence of a command that showed a run to its end, with the next command."""
-    command = Advice(
-        "mrt-hpc {command} {run}", command="report" if state is RunState.FINISHED else "explain", run=layout.root
-    )
-    return f"the run {IN_WORDS[state]}; next: {command}"
+    command = "report" if state is RunState.FINISHED else "explain"
+    return f"the run {IN_WORDS[state]}; next: {Advice('mrt-hpc {command} {run}', command=command, run=layout.root)}"

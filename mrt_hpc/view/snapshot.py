@@ -280,7 +280,7 @@ def _jobs(look: RunLook, clock: Clock) -> Iterator[Upcoming]:
     for job in look.plan.jobs:
         awaited = [look.plan.job(wait.job) for wait in job.after if wait.job not in look.jobs_done]
         trainers = [other for other in awaited if other.does(Role.TRAINER)]
-        if job.role in shown or _has_begun(look, job) or not trainers:
+        if job.role in shown or {one.state for one in look.records[job.name]} != {TaskState.WAITING} or not trainers:
             continue
         shown.add(job.role)
         is_timed = look.state is RunState.RUNNING and trainers == awaited  # of other jobs no end is forecast
@@ -291,14 +291,8 @@ def _jobs(look: RunLook, clock: Clock) -> Iterator[Upcoming]:
 
 def _trainer_has_failed(look: RunLook) -> bool:
     """Whether a training task has failed and is not queued."""
-    trained = [
-        (job, n) for job, n, record in look.tasks() if record.state is TaskState.FAILED and job.does(Role.TRAINER)
-    ]
-    return any((job.name, n) not in look.queued_tasks for job, n in trained)
-
-
-def _has_begun(look: RunLook, job: Job) -> bool:
-    return any(record.state is not TaskState.WAITING for record in look.records[job.name])
+    failed = ((job, n) for job, n, record in look.tasks() if record.state is TaskState.FAILED)
+    return any(job.does(Role.TRAINER) and (job.name, n) not in look.queued_tasks for job, n in failed)
 
 
 def _work(job: Job) -> str:
@@ -313,8 +307,7 @@ def _work(job: Job) -> str:
 
 def _limits(look: RunLook) -> Iterator[Upcoming]:
     """The earliest time limit of a running task."""
-    limits = _first_of_each_job(look, QueueState.RUNNING)
-    if limits:
+    if limits := _first_of_each_job(look, QueueState.RUNNING):
         name, task = min(limits, key=lambda limit: limit[1].ends_at or inf)
         yield Upcoming(what=f"{name} reaches its time limit; finished work stays", at=task.ends_at)
 
@@ -335,13 +328,7 @@ def _first_of_each_job(look: RunLook, state: QueueState) -> list[tuple[str, Queu
     first: dict[str, QueuedTask] = {}
     planned = {job.name for job in look.plan.jobs}
     for (job, index), task in look.queued_tasks.items():
-        if (
-            task.state is not state
-            or task.ends_at is None
-            or job not in planned
-            or (job, index) in look.tasks_between_attempts
-        ):
-            continue
-        if job not in first or task.ends_at < (first[job].ends_at or inf):
-            first[job] = task
+        is_planned = job in planned and (job, index) not in look.tasks_between_attempts
+        if task.state is state and is_planned and task.ends_at is not None:
+            first[job] = min(first.get(job, task), task, key=lambda task: task.ends_at or inf)
     return list(first.items())

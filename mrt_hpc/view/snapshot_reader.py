@@ -4,10 +4,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
@@ -38,7 +38,7 @@ WITHIN_S = 5.0
 
 
 @dataclass
-class QueueLooks:
+class QueueLooks(AbstractContextManager["QueueLooks"]):
     """The queues' latest answer. The context manager ends the asking thread."""
 
     layout: RunLayout
@@ -49,10 +49,7 @@ class QueueLooks:
     _latest: QueueLook | None = field(default=None, init=False)
     _next: float = field(default=0.0, init=False)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def renew(self) -> None:
@@ -91,8 +88,7 @@ class ChangingFiles(Generic[Held]):
     """Change time, and content or fault."""
 
     def all_of(self, paths: Iterable[Path]) -> list[Held]:
-        held = [self._of(path) for path in paths]
-        return [one for one in held if one is not None and not isinstance(one, str)]
+        return [one for one in map(self._of, paths) if one is not None and not isinstance(one, str)]
 
     @property
     def faults(self) -> list[str]:
@@ -149,11 +145,6 @@ def tokens_of(cost: dict[str, Any]) -> int:
     return int(cost.get("rollout_tokens", 0)) + int(cost.get("branch_tokens", 0))
 
 
-def groups_there(layout: RunLayout, iteration: int) -> list[Path]:
-    """Complete groups of an iteration that training has not passed."""
-    return [path for path in list_directory(layout.groups(iteration)) if path.name.isdecimal()]
-
-
 def throughput(
     layout: RunLayout, iterations: Sequence[IterationMetrics], groups: Iterable[Path], history: RunHistory, costs: Costs
 ) -> snapshot.TokenRates:
@@ -180,11 +171,8 @@ def _group_rate(costs: list[dict[str, Any]]) -> float | None:
 
 def _training_rate(iterations: Sequence[IterationMetrics]) -> float | None:
     """Positions computed by updates, padding included, over their seconds."""
-    updates = [
-        (iteration.trainer.get("positions", 0.0), iteration.trainer.get("seconds_update", 0.0))
-        for iteration in iterations
-    ]
-    return _rate(sum(positions for positions, _ in updates), sum(seconds for _, seconds in updates))
+    names = ("positions", "seconds_update")
+    return _rate(*(sum(iteration.trainer.get(name, 0.0) for iteration in iterations) for name in names))
 
 
 def _shard_rate(layout: RunLayout, shards: list[ShardCommitted], costs: Costs) -> float | None:
@@ -223,12 +211,11 @@ class SnapshotReader:
         done = progress(self.plan, self.layout, look.records)
         measured = self.metrics.all_of(map(self.layout.metrics, range(self.plan.iterations)))
         current = collection_of(done.iterations_done) if done.groups_collected is not None else done.iterations_done
-        groups = groups_there(self.layout, current)
+        groups = [path for path in list_directory(self.layout.groups(current)) if path.name.isdecimal()]
         iterations = self._iterations(done, measured, len(groups))
         since, stuck = self.history.published.get(done.iterations_done), stuck_tasks(look)
         clock = Clock(now, done.iterations_done, iterations.seconds, since, held_up=bool(stuck))
-        happenings, results = self.history.all_happenings(look.record_of), tuple(self._results())
-        models = tuple(self._models())
+        happenings, tasks = self.history.all_happenings(look.record_of), (done.evaluations_done, done.evaluations)
         return snapshot.Snapshot(
             run=str(self.layout.root),
             name=self.plan.name,
@@ -241,16 +228,14 @@ class SnapshotReader:
             process=look.process.pid if look.process is not None and look.runs_here else None,
             iterations=iterations,
             measured=tuple(map(measurement_of, measured)),
-            evaluations=snapshot.Evaluations(
-                done=done.evaluations_done, planned=done.evaluations, results=results, models=models
-            ),
+            evaluations=self._evaluations(*tasks),
             jobs=tuple(_job(job, look) for job in self.plan.jobs),
             tasks=tuple(self._tasks(look, stuck)),
             throughput=throughput(self.layout, measured, groups, self.history, self.costs),
             fault_counts=dict(Counter(happening.kind for happening in happenings).most_common()),
             faults=tuple(
-                snapshot.Fault(time=happening.time, what=happening.kind, task=happening.task, detail=happening.detail)
-                for happening in happenings[-FAULTS_SHOWN:]
+                snapshot.Fault(time=one.time, what=one.kind, task=one.task, detail=one.detail)
+                for one in happenings[-FAULTS_SHOWN:]
             ),
             upcoming=tuple(upcoming_events(look, iterations, clock)),
             expected_end=expected_end(look, iterations, clock, list(self.history.shards)),
@@ -261,29 +246,25 @@ class SnapshotReader:
     def _iterations(self, done: Progress, measured: list[IterationMetrics], groups: int) -> snapshot.Iterations:
         samples = any(job.does(Role.INFERENCE) for job in self.plan.jobs) and done.iterations_done < done.iterations
         collects = done.groups_collected is not None
+        is_archived = self.layout.group_archive(done.iterations_done).exists()
+        whole = self.plan.groups or 0 if is_archived else groups  # of the current iteration
         return snapshot.Iterations(
             done=done.iterations_done,
             planned=done.iterations,
             weights_version=max(published_versions(self.layout), default=None),
-            groups_done=done.groups_collected if collects else self._groups_done(done, groups) if samples else None,
+            groups_done=done.groups_collected if collects else whole if samples else None,
             groups_planned=self.plan.groups if samples and not collects else None,
             seconds=iteration_seconds(measured),
         )
 
-    def _groups_done(self, done: Progress, groups: int) -> int:
-        """Complete groups of the current iteration; all where they are archived."""
-        archived = self.layout.group_archive(done.iterations_done).exists()
-        return self.plan.groups or 0 if archived else groups
-
-    def _results(self) -> list[snapshot.Evaluated]:
+    def _evaluations(self, done: int, planned: int) -> snapshot.Evaluations:
         units = [unit for job in self.plan.jobs for unit in job.evaluations]
         benchmarks = list(dict.fromkeys(unit.benchmark for unit in units))
-        planned = {(benchmarks.index(unit.benchmark), unit.version) for unit in units}
-        return self.summaries.all_of(self.layout.evaluation_summary(v, benchmarks[n]) for n, v in sorted(planned))
-
-    def _models(self) -> list[str]:
+        places = sorted({(benchmarks.index(unit.benchmark), unit.version) for unit in units})
+        results = self.summaries.all_of(self.layout.evaluation_summary(v, benchmarks[n]) for n, v in places)
         lock = () if self.plan.iterations else (self.layout.recipe_lock,)
-        return next(iter(self.names.all_of(lock)), [])
+        models = tuple(next(iter(self.names.all_of(lock)), []))
+        return snapshot.Evaluations(done=done, planned=planned, results=tuple(results), models=models)
 
     def _unreadable(self, look: RunLook, done: Progress) -> Iterator[str]:
         """A line for each unreadable file."""

@@ -3,7 +3,8 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -17,7 +18,7 @@ from mrt_hpc.backends.local.slots import Slots, machine_remarks, machine_slots
 from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, Plan, Role
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.task_state import RUNS_AGAIN, TaskState, forget_failures, read_task
+from mrt_hpc.run.task_state import RUNS_AGAIN, TaskState, forget_failures, read_tasks
 
 # The local backend: it runs the plan's tasks as child processes, with their dependencies and with slots for CPUs and
 # GPUs. The children end with this process. Their results are in the run directory, so running the plan again continues
@@ -41,16 +42,13 @@ class LocalRun:
     retries: int
     running: list[Running] = field(default_factory=list)
     ended: dict[tuple[str, int], TaskState] = field(default_factory=dict)
-    turn: dict[tuple[str, int], int] = field(default_factory=dict)
+    turn: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Starts of each task: tasks that returned their slots start after the others."""
 
     def states(self, job: Job) -> list[TaskState]:
         running = {(r.job.name, r.index) for r in self.running}
         keys = [(job.name, index) for index in range(job.tasks)]
         return [TaskState.RUNNING if k in running else self.ended.get(k, TaskState.WAITING) for k in keys]
-
-    def turns(self, job: Job, index: int) -> int:
-        return self.turn.get((job.name, index), 0)
 
     def has_finished(self, job: Job) -> bool:
         """Whether all of its tasks have ended, with success or not."""
@@ -64,11 +62,8 @@ class LocalRun:
 
     def hopeless(self, dependency: Dependency) -> bool:
         """What it needs has failed."""
-        return (
-            dependency.kind is DependencyKind.AFTEROK
-            and self.has_finished(self.plan.job(dependency.job))
-            and not self.is_fulfilled(dependency)
-        )
+        has_finished = self.has_finished(self.plan.job(dependency.job))
+        return dependency.kind is DependencyKind.AFTEROK and has_finished and not self.is_fulfilled(dependency)
 
 
 def run_plan(plan: Plan, layout: RunLayout, site: LocalSite, retries: int, show: Callable[[LocalRun], None]) -> bool:
@@ -85,7 +80,8 @@ def run_plan(plan: Plan, layout: RunLayout, site: LocalSite, retries: int, show:
     run = LocalRun(plan, layout, site, machine_slots(plan, site), retries)
     for job in plan.jobs:
         forget_failures(layout, job.name, range(job.tasks))
-    run.ended = {key: TaskState.DONE for key in done_tasks(plan, layout)}
+        records = enumerate(read_tasks(layout, job.name, job.tasks))
+        run.ended |= {(job.name, n): record.state for n, record in records if record.state is TaskState.DONE}
     try:
         while not all(run.has_finished(job) for job in plan.jobs):
             reap(run)
@@ -99,16 +95,9 @@ def run_plan(plan: Plan, layout: RunLayout, site: LocalSite, retries: int, show:
     return all(state is TaskState.DONE for state in run.ended.values())
 
 
-def done_tasks(plan: Plan, layout: RunLayout) -> Iterator[tuple[str, int]]:
-    for job in plan.jobs:
-        for index in range(job.tasks):
-            if read_task(layout, job.name, index).state is TaskState.DONE:
-                yield job.name, index
-
-
 def start_ready(run: LocalRun) -> None:
     """Tasks with fulfilled dependencies and free slots, the most urgent first."""
-    for job, index in sorted(waiting_tasks(run), key=lambda task: (URGENCY[task[0].role], run.turns(*task))):
+    for job, index in sorted(waiting_tasks(run), key=lambda t: (URGENCY[t[0].role], run.turn[t[0].name, t[1]])):
         unfinished = sum(r.job.name == job.name for r in run.running)
         if unfinished < (job.max_parallel or job.tasks) and run.slots.fit(job.resources):
             run.running.append(start_task(run, job, index))
@@ -126,18 +115,15 @@ def waiting_tasks(run: LocalRun) -> list[tuple[Job, int]]:
 
 def start_task(run: LocalRun, job: Job, index: int) -> Running:
     gpus = run.slots.take(job.resources)
-    run.turn[job.name, index] = run.turns(job, index) + 1
-    return start_ranks(run.layout, job, index, _environment(run.site, job, gpus), gpus)
-
-
-def _environment(site: LocalSite, job: Job, gpus: list[str]) -> dict[str, str]:
-    return {
+    run.turn[job.name, index] += 1
+    environment = {
         **os.environ,
         "PYTHONSAFEPATH": "1",  # the folder that the command was typed in holds no modules of ours
         "OMP_NUM_THREADS": str(job.resources.cpus_per_rank),
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
-        **site.environment,
+        **run.site.environment,
     }
+    return start_ranks(run.layout, job, index, environment, gpus)
 
 
 def reap(run: LocalRun) -> None:
@@ -180,10 +166,6 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class LocalBackend(Backend):
     site: LocalSite
     place: ClassVar[str] = "this machine"
-
-    @property
-    def queue(self) -> str | None:
-        return None
 
     def objections(self, plan: Plan) -> Objections:
         """Refuse tasks that can never start here; doubt plans that ask for more cores or memory than there are."""

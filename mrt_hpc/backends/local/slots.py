@@ -48,7 +48,7 @@ def machine_slots(plan: Plan, site: LocalSite) -> Slots:
     more: its roles mostly take turns, so sharing cores costs less than not running.
     """
     gpus = visible_gpus() if site.gpus is None else [str(n) for n in range(site.gpus)]
-    need_cpus, need_gpus = largest_need(plan)
+    (need_cpus, need_gpus), fewer_cpus = largest_need(plan), Advice("lower resources.*.cpus")
     cpus = site.cpus if site.cpus is not None else max(os.cpu_count() or 1, need_cpus)
     for what, need, have in (("GPUs", need_gpus, len(gpus)), ("CPU slots", need_cpus, cpus)):
         if need > have:
@@ -57,12 +57,9 @@ def machine_slots(plan: Plan, site: LocalSite) -> Slots:
                 value=f"{need} {what}",
                 where="resources",
                 expected=f"at most {have}",
-                advice=Advice("{less}, or add --site SITE", less=_less(plan, have) if what == "GPUs" else FEWER_CPUS),
+                advice=Advice("{less}, or add --site SITE", less=_less(plan, have) if what == "GPUs" else fewer_cpus),
             )
     return Slots(cpus, gpus)
-
-
-FEWER_CPUS = Advice("lower resources.*.cpus")
 
 
 def _less(plan: Plan, have: int) -> Advice:
@@ -76,11 +73,11 @@ def _less(plan: Plan, have: int) -> Advice:
 
 def largest_need(plan: Plan) -> tuple[int, int]:
     """The need of one job's task, or of the inference tasks beside their segment's trainer."""
-    needs = [
-        (sum(n * job.resources.cpus for job, n in tasks), sum(n * job.resources.gpus for job, n in tasks))
-        for tasks in tasks_together(plan)
-    ]
-    return max(c for c, _ in needs), max(g for _, g in needs)
+    together = [[(job.resources, n) for job, n in tasks] for tasks in tasks_together(plan)]
+    cpus, gpus = (
+        [sum(n * getattr(need, what) for need, n in tasks) for tasks in together] for what in ("cpus", "gpus")
+    )
+    return max(cpus), max(gpus)
 
 
 def tasks_together(plan: Plan) -> Iterator[list[tuple[Job, int]]]:
@@ -93,8 +90,8 @@ def tasks_together(plan: Plan) -> Iterator[list[tuple[Job, int]]]:
         if job.role is Role.INFERENCE:
             inference.setdefault(job.segment, []).append(job)
     for trainer in (job for job in plan.jobs if job.role is Role.TRAINER):
-        beside = [job for job in inference.get(trainer.segment, []) if runs_beside(job, trainer)]
-        yield [(trainer, 1), *((job, job.tasks) for job in beside)]
+        beside = [(job, job.tasks) for job in inference.get(trainer.segment, []) if job.after == trainer.after]
+        yield [(trainer, 1), *beside]
 
 
 def machine_remarks(plan: Plan, site: LocalSite) -> list[str]:
@@ -130,11 +127,6 @@ def machine_memory_gib() -> float:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = (path.read_text().strip() for path in MEMORY_LIMITS if path.is_file())
     return min([total, *(int(limit) for limit in limits if limit.isdecimal())]) / 2**30
-
-
-def runs_beside(job: Job, trainer: Job) -> bool:
-    """Whether an inference job belongs to this trainer's segment."""
-    return job.role is Role.INFERENCE and job.segment == trainer.segment and job.after == trainer.after
 
 
 def visible_gpus() -> list[str]:

@@ -7,7 +7,8 @@ name}`` until they are known. Only this module and :mod:`mrt_hpc.backends.slurm.
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from submitit.core.utils import DelayedSubmission, JobPaths
@@ -116,12 +117,9 @@ class ArrayExecutor(SlurmExecutor):
         if not self._pickle.exists():
             self._write_pickle(call)
         is_one_task = self.job.tasks == 1 or "_" in job_id
-        tasks = [job_id] if is_one_task else [f"{job_id}_{k}" for k in self.indices]
-        for task in tasks:
-            try:
+        for task in [job_id] if is_one_task else [f"{job_id}_{k}" for k in self.indices]:
+            with suppress(FileExistsError):
                 os.link(self._pickle, JobPaths(self.folder, task).submitted_pickle)
-            except FileExistsError:
-                continue
 
 
 def sbatch_texts(plan: Plan, site: SlurmSite, layout: RunLayout) -> list[tuple[str, str]]:
@@ -174,14 +172,16 @@ def submit_arrays(
     layout = plain_paths.require_plain_path(layout, site.container)
     ids, partly = dict(known_ids), lost_tasks or {}
     todo = [job for job in jobs if job.name not in known_ids or job.name in partly]
-    recorded, listed = _plain_ids(ids.values()), own_jobs(layout) if todo else {}
+    recorded = {job_id.partition("_")[0] for several in ids.values() for job_id in several.split(":")}
+    listed = own_jobs(layout) if todo else {}
     lost = {name: left for name, found in listed.items() if (left := [one for one in found if one not in recorded])}
     awaited = must_end_well(jobs)
     submitted: list[tuple[str, str]] = []
     said: set[str] = set()
     for job in jobs:
         indices = partly.get(job.name, ())
-        due = _delay_lost_tasks(_drop_satisfied(job, satisfied), indices)
+        unsatisfied = tuple(wait for wait in job.after if wait.job not in satisfied)
+        due = _delay_lost_tasks(job.model_copy(update={"after": unsatisfied}), indices)
         executor = ArrayExecutor(due, site, layout, waited_for=job.name in awaited, indices=indices)
         pickled = call(str(layout.root), job.name)
         if job.name in known_ids:
@@ -209,14 +209,6 @@ def submit_arrays(
 
 def array_of(indices: Sequence[int], max_parallel: int | None) -> str:
     return f"{','.join(map(str, indices))}%{max_parallel or len(indices)}"
-
-
-def _plain_ids(known: Iterable[str]) -> set[str]:
-    return {job_id.partition("_")[0] for several in known for job_id in several.split(":")}
-
-
-def _drop_satisfied(job: Job, satisfied: Collection[str]) -> Job:
-    return job.model_copy(update={"after": tuple(wait for wait in job.after if wait.job not in satisfied)})
 
 
 def _delay_lost_tasks(job: Job, lost: Sequence[int]) -> Job:

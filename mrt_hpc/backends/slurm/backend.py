@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mrt_hpc.analysis.spending import Allocation
 from mrt_hpc.attempt.ledger import Submission
-from mrt_hpc.attempt.python_look import PythonLookError, look_at_python, no_tasks_here
+from mrt_hpc.attempt.python_look import PythonLookError, look_at_python, needs_gpus, no_tasks_here
 from mrt_hpc.backends.backend import Backend, JobMarks, JobOrder, Objections, QueuedTask, StartEstimate, WaitReason
 from mrt_hpc.backends.slurm import accounting, cluster_limits, queue, reasons, survey
 from mrt_hpc.backends.slurm.commands import ask_slurm, ignored_options, run_slurm
@@ -29,11 +29,8 @@ LOOK_S = 20.0
 class SlurmBackend(Backend):
     site: SlurmSite
     place: ClassVar[str] = "the cluster"
-
-    @property
-    def queue(self) -> str | None:
-        """The same for all profiles of Slurm clusters."""
-        return "Slurm"
+    queue: ClassVar[str | None] = "Slurm"
+    """The same for all profiles of Slurm clusters."""
 
     def objections(self, plan: Plan) -> Objections:
         """Check the tasks' Python where it is this one, and the plan against the limits of the profile and, if it
@@ -54,15 +51,15 @@ class SlurmBackend(Backend):
         refusal = cluster_limits.refusal(self.site, refused) if refused else None
         return Objections([*doubts, *cluster_limits.closed_partitions(plan, self.site, partitions)], refused, refusal)
 
-    def _charge_remarks(self, plan: Plan) -> list[str]:
+    def _charge_remarks(self, plan: Plan) -> Iterator[str]:
         """The plan may count fewer GPUs than the cluster charges."""
         site = self.site
-        if site.node_gpus is not None or not site.gets_whole_nodes or not any(job.resources.gpus for job in plan.jobs):
-            return []
-        return [
-            f"jobs with GPUs get whole nodes, and are charged for all of their GPUs; the GPU-hours of the plan count "
-            f"those that jobs ask for, until node_gpus in the profile of site {site.name} says how many a node has"
-        ]
+        if site.node_gpus is None and site.gets_whole_nodes and any(job.resources.gpus for job in plan.jobs):
+            yield (
+                f"jobs with GPUs get whole nodes, and are charged for all of their GPUs; the GPU-hours of the plan "
+                f"count those that jobs ask for, until node_gpus in the profile of site {site.name} says how many a "
+                "node has"
+            )
 
     def samples_on_gpus_only(self) -> str | None:
         """Ask the Python of the profile, after its setup lines."""
@@ -77,7 +74,7 @@ class SlurmBackend(Backend):
             has = look_at_python(words, setup=site.setup, environment=site.task_environment, deadline_s=LOOK_S)
         except (UserError, PythonLookError):
             return None  # doctor says why
-        return shlex.join(words) if has.needs_gpus else None
+        return shlex.join(words) if needs_gpus(has.vllm) else None
 
     def texts(self, plan: Plan, recipe: Experiment, layout: RunLayout) -> list[tuple[str, str]]:
         from mrt_hpc.backends.slurm.arrays import sbatch_texts
@@ -109,9 +106,8 @@ class SlurmBackend(Backend):
             lost_tasks=order.lost_tasks,
         )
         ids = dict(sent)
-        for sentence in queue_differences(
-            [job for job in order.jobs if job.name in ids], ids, self.site, order.layout.root
-        ):
+        mine = [job for job in order.jobs if job.name in ids]
+        for sentence in queue_differences(mine, ids, self.site, order.layout.root):
             order.show(sentence)
 
     def states(self, job_ids: Iterable[str], within_s: float | None = None) -> dict[str, QueuedTask]:
@@ -150,10 +146,9 @@ def _short_tries(plan: Plan) -> Iterator[str]:
         )
 
 
-def _ignored_options_remarks() -> list[str]:
-    if not (ignored := ignored_options()):
-        return []
-    return [
-        f"these variables of this shell are left out, as the recipe and the site profile say what a job gets: "
-        f"{', '.join(ignored)} (what they ask for can stand in the site profile: account, qos, partitions, sbatch)"
-    ]
+def _ignored_options_remarks() -> Iterator[str]:
+    if ignored := ignored_options():
+        yield (
+            f"these variables of this shell are left out, as the recipe and the site profile say what a job gets: "
+            f"{', '.join(ignored)} (what they ask for can stand in the site profile: account, qos, partitions, sbatch)"
+        )

@@ -35,8 +35,7 @@ def _sizes_beyond(plan: Plan, settings: survey.ClusterSettings) -> Iterator[str]
     if settings.max_array_size is not None and largest > (allowed := max(1, settings.max_array_size)):
         yield (
             f"an array has {largest} tasks, and the cluster's MaxArraySize or max_array_tasks is "
-            f"{settings.max_array_size}: "
-            f"set max_array_size: {allowed}"
+            f"{settings.max_array_size}: set max_array_size: {allowed}"
         )
     if settings.max_job_count is not None and plan.tasks > settings.max_job_count:
         yield (
@@ -46,7 +45,10 @@ def _sizes_beyond(plan: Plan, settings: survey.ClusterSettings) -> Iterator[str]
 
 
 def _partitions_beyond(plan: Plan, site: SlurmSite, partitions: Mapping[str, survey.PartitionFacts]) -> Iterator[str]:
-    for what, jobs in _jobs_by_kind(plan).items():
+    by_kind: dict[JobKind, list[Job]] = {}
+    for job in plan.jobs:
+        by_kind.setdefault(job.resources.kind, []).append(job)
+    for what, jobs in by_kind.items():
         named = site.text_of("partition", what)
         names = named.split(",") if named else [n for n, p in partitions.items() if p.is_default]
         unknown = [name for name in names if name not in partitions]
@@ -55,13 +57,6 @@ def _partitions_beyond(plan: Plan, site: SlurmSite, partitions: Mapping[str, sur
             yield f"there is no partition {unknown[0]}: set partitions.{what} to one or more of {there}"
         elif names and not unknown and site.text_of("qos", what) is None:
             yield from _times_beyond(jobs, [partitions[name] for name in names], ",".join(names))
-
-
-def _jobs_by_kind(plan: Plan) -> dict[JobKind, list[Job]]:
-    jobs: dict[JobKind, list[Job]] = {}
-    for job in plan.jobs:
-        jobs.setdefault(job.resources.kind, []).append(job)
-    return jobs
 
 
 def _times_beyond(jobs: list[Job], partitions: list[survey.PartitionFacts], names: str) -> Iterator[str]:
@@ -85,13 +80,11 @@ def closed_partitions(plan: Plan, site: SlurmSite, partitions: Mapping[str, surv
 
 def refusal(site: SlurmSite, reasons: Sequence[str]) -> UserError:
     """The error for a plan that the cluster would refuse or never start; ``reasons`` is not empty."""
+    advice = "change the fields named above in the profile of site {name}, then type the same command again"
     return UserError(
         f"the plan exceeds the limits of the cluster, or site profile {site.name} is wrong",
         value="; ".join(reasons),
         where=f"site {site.name}",
         expected="what `scontrol show config` and `scontrol show partition` print",
-        advice=Advice(
-            "change the fields named above in the profile of site {name}, then type the same command again",
-            name=site.name,
-        ),
+        advice=Advice(advice, name=site.name),
     )

@@ -91,8 +91,7 @@ def answer_of(command: Sequence[str], timeout_s: float, script: str = "") -> Ans
                 raise
         printed, complaint = _text(output), _text(errors)
     if process.returncode:
-        reason = complaint.strip() or printed.strip() or f"exit code {process.returncode}"
-        raise SlurmRefusedError(command, reason)
+        raise SlurmRefusedError(command, complaint.strip() or printed.strip() or f"exit code {process.returncode}")
     return Answer(printed, complaint)
 
 
@@ -153,20 +152,16 @@ def _wait(process: subprocess.Popen[bytes], command: Sequence[str], timeout_s: f
         else:
             return
         if time.monotonic() >= end:
-            raise _no_answer(command, timeout_s, words)
+            raise UserError(
+                f"{command[0]} did not answer within {timeout_s:.0f} s",
+                value=words or None,
+                where=shlex.join(command),
+                advice="look at `scontrol ping`; try again when the controller is up",
+                exit_code=ExitCode.RETRYABLE,
+            )
         if words != said:
             print(f"waiting for {command[0]}: {words or 'no answer yet'}", file=sys.stderr, flush=True)
             said = words
-
-
-def _no_answer(command: Sequence[str], timeout_s: float, words: str) -> UserError:
-    return UserError(
-        f"{command[0]} did not answer within {timeout_s:.0f} s",
-        value=words or None,
-        where=shlex.join(command),
-        advice="look at `scontrol ping`; try again when the controller is up",
-        exit_code=ExitCode.RETRYABLE,
-    )
 
 
 def _environment() -> dict[str, str]:

@@ -141,9 +141,8 @@ def _setup_lines(job: Job, site: SlurmSite, layout: RunLayout) -> list[str]:
     goes_on = ["set +eu +o pipefail", "trap - ERR", "trap : TERM"]  # after srun, whatever it ends with: the teardown
     safe_path = "export PYTHONSAFEPATH=1"  # the folder that it was submitted from holds no modules of ours
     began_at = f"export {BEGAN_AT}=${{SLURM_JOB_START_TIME:-$(date +%s)}}"
-    begin = [began_at, names, *PROLOGUE.read_text().splitlines()]
     own = [*goes_on, *_OWN_PYTHON, safe_path, threads, *scratch, *exports]
-    return [*begin, *site.setup, *own, *_END_BY_SQUEUE, ends_at]
+    return [began_at, names, *PROLOGUE.read_text().splitlines(), *site.setup, *own, *_END_BY_SQUEUE, ends_at]
 
 
 def _teardown_lines(job: Job, site: SlurmSite, layout: RunLayout, *, waited_for: bool) -> list[str]:
@@ -224,8 +223,7 @@ def _folder_lines() -> list[str]:
 
 def _bind_lines() -> list[str]:
     """Let Apptainer, or Singularity, see a folder whose name only the node knows."""
-    names = ("APPTAINER_BIND", "SINGULARITY_BIND")
-    binds = [f'{name}="${{{name}:+${name},}}$TMPDIR"' for name in names]
+    binds = [f'{name}="${{{name}:+${name},}}$TMPDIR"' for name in ("APPTAINER_BIND", "SINGULARITY_BIND")]
     return [f'if [ -n "${{TMPDIR:-}}" ]; then export {" ".join(binds)}; fi']
 
 
@@ -260,8 +258,7 @@ def _python(job: Job, site: SlurmSite, layout: RunLayout) -> list[str]:
 
 def _container_words(container: Container, job: Job, layout: RunLayout, image: str, *folders: str) -> list[str]:
     run = f"{layout.root}:{layout.root}"
-    words = container.words("exec", run, *folders, gpus=job.resources.gpus > 0, image=image)
-    return [*words, container.python]
+    return [*container.words("exec", run, *folders, gpus=job.resources.gpus > 0, image=image), container.python]
 
 
 def dependency_tokens(job: Job) -> str | None:
@@ -270,8 +267,7 @@ def dependency_tokens(job: Job) -> str | None:
 
 def fill_in_ids(text: str, job: Job, ids: Mapping[str, str]) -> str:
     """Put ids (or ``{name}``) in place of the tokens, in the dependency line only."""
-    token = dependency_tokens(job)
-    if token is None:
+    if (token := dependency_tokens(job)) is None:
         return text
     if (line := f"--dependency={token}\n") not in text:  # a name that submitit has quoted
         raise ValueError(f"the script of {job.name} does not wait for {token}")

@@ -26,11 +26,9 @@ def require_plain_path(layout: RunLayout, container: Container | None = None) ->
         (not str(root).isprintable(), "a line break or a control character", "which would end the line of an option"),
     ):
         if holds:
+            expected = f"a path without {what}, {why}"
             raise UserError(
-                f"the run directory's path holds {what}",
-                value=str(root),
-                expected=f"a path without {what}, {why}",
-                advice=another,
+                f"the run directory's path holds {what}", value=str(root), expected=expected, advice=another
             )
     return replace(layout, root=root)
 
@@ -54,9 +52,8 @@ def bind_models(site: SlurmSite, recipe: Experiment) -> SlurmSite:
     more = tuple(folder for folder in folders_read(recipe) if folder not in given)
     for folder in more:
         _refuse_unbindable(Path(folder), f"name a link to it in the recipe: ln -s {word(Path(folder))} LINK")
-    return site.model_copy(
-        update={"container": site.container.model_copy(update={"binds": (*site.container.binds, *more)})}
-    )
+    container = site.container.model_copy(update={"binds": (*site.container.binds, *more)})
+    return site.model_copy(update={"container": container})
 
 
 def folders_read(recipe: Experiment) -> list[str]:

@@ -39,7 +39,7 @@ _UNKNOWN_ID = re.compile(r"invalid job id", re.IGNORECASE)
 _LISTED = ("%i", "%T", "%e", "%r", "%N", "%j", "%o", "%V")
 TIME_FIELD, COUNT_FIELD, NAME_FIELD = r"\|(\d{1,12}|[A-Za-z]*)", r"\|(\d{0,12})", r"\|(.*)"
 _ACCOUNTED = re.compile(
-    rf"({slurm_output.TASK_ID.pattern})(\.\w+)?\|([A-Z_]+[^|]*)\|([\d:]*)\|([^|]*){COUNT_FIELD}{TIME_FIELD}{NAME_FIELD}"
+    rf"({slurm_output.TASK_ID.pattern})(\.\w+)?\|([A-Z_]+[^|]*)\|([\d:]*)\|([^|]*)\|\d{{0,12}}{TIME_FIELD}{NAME_FIELD}"
 )
 
 _WORDS = {
@@ -64,9 +64,8 @@ def queue_states(job_ids: Iterable[str], within_s: float | None = None) -> dict[
     id: accounting may lag by seconds. ``within_s`` of None is patient with a busy controller.
     """
     wanted = list(dict.fromkeys(job_ids))
-    asked = [
-        job for job in wanted if slurm_output.JOB_ID.fullmatch(job)
-    ]  # one word that is no id would have all the others refused
+    # one word that is no id would have all the others refused
+    asked = [job for job in wanted if slurm_output.JOB_ID.fullmatch(job)]
     states: dict[str, QueuedTask] = {}
     if asked:
         ask = slurm.ask_slurm if within_s is None else _ask_within(within_s)
@@ -122,15 +121,13 @@ def cancel(job_ids: Iterable[str]) -> list[str]:
     """
     wanted = list(dict.fromkeys(job_ids))
     ids = [job for job in wanted if slurm_output.JOB_ID.fullmatch(job)]
-    if len(ids) < len(wanted):
-        slurm_output.remark(
-            f"these are no ids of Slurm, and name no job: {', '.join(sorted({*wanted}.difference(ids)))}"
-        )
+    if others := sorted({*wanted}.difference(ids)):
+        slurm_output.remark(f"these are no ids of Slurm, and name no job: {', '.join(others)}")
     before = _live(ids)
     words = {}
     for job in ids:
-        forbidden = _refusal(["scontrol", "update", f"JobId={job}", "Requeue=0"])
-        words[job] = [forbidden, _refusal(["scancel", job])]
+        commands = (["scontrol", "update", f"JobId={job}", "Requeue=0"], ["scancel", job])
+        words[job] = [_refusal(command) for command in commands]
     unknown = {job for job, (_, refusal) in words.items() if _UNKNOWN_ID.search(refusal)}
     end = time.monotonic() + GONE_S
     while (left := _live(ids, unknown)) and time.monotonic() < end:
@@ -170,9 +167,7 @@ def _not_cancelled(left: list[str], before: list[str], words: Iterable[str]) -> 
         value=f"{', '.join(left)}" + (f" ({said})" if said else ""),
         expected=f"that scancel has taken them out of the queue within {GONE_S:.0f} s",
         advice=Advice(
-            "`scontrol show job {left}` shows its state; then the same command, or scancel {ids}",
-            left=left[0],
-            ids=list(left),
+            "`scontrol show job {job}` shows its state; then the same command, or scancel {ids}", job=left[0], ids=left
         ),
         exit_code=ExitCode.RETRYABLE,
     )
@@ -255,21 +250,18 @@ def _ask_sacct(job_ids: list[str], ask: Callable[[list[str]], str]) -> dict[str,
         printed = ask(command)
     except UserError as error:
         if not (isinstance(error, slurm.SlurmRefusedError) and NO_ACCOUNTING in error.reason):
-            said = " ".join(str(error.value or "").split())
-            slurm_output.remark(
-                f"sacct gave no answer, so how jobs ended is known from the run only: {error.what}: {said}"
-            )
+            said = f"{error.what}: {' '.join(str(error.value or '').split())}"
+            slurm_output.remark(f"sacct gave no answer, so how jobs ended is known from the run only: {said}")
         return {}  # such a cluster forgets what has ended
     states: dict[str, QueuedTask] = {}
     for line in slurm_output.matching_lines(printed, _ACCOUNTED, "sacct"):
-        task, step, word, exit_code, nodes, elapsed, submitted, name = line.groups()
+        task, step, word, exit_code, nodes, submitted, name = line.groups()
         if step:
             _learn_from_step(states, task, word)
             continue
+        nodes, marks = "" if nodes == "None assigned" else nodes, marks_of(name, "", submitted)
         for task_id in _expand(task):
-            nodes = "" if nodes == "None assigned" else nodes
-            seconds, marks = int(elapsed or 0), marks_of(name, "", submitted)
-            states[task_id] = QueuedTask(task_id, queue_state(word), exit_code, nodes, seconds, marks=marks)
+            states[task_id] = QueuedTask(task_id, queue_state(word), exit_code, nodes, marks=marks)
     return states
 
 
@@ -287,14 +279,12 @@ def queue_state(word: str) -> QueueState:
 
 def _expand(task: str) -> Iterator[str]:
     """Tasks that never started share a line, as ``12_[0-3,7%2]``."""
-    match = _ARRAY_RANGE.fullmatch(task)
-    if match is None:
-        if "[" in task:
-            slurm_output.remark(
-                f"sacct names tasks of an array in a way that is not known here, and they are passed over: {task}"
-            )
-        else:
-            yield task
+    if "[" not in task:
+        yield task
+        return
+    if (match := _ARRAY_RANGE.fullmatch(task)) is None:
+        unknown = "sacct names tasks of an array in a way that is not known here, and they are passed over"
+        slurm_output.remark(f"{unknown}: {task}")
         return
     for part in match["ranges"].split(","):
         bounds, _, step = part.partition(":")

@@ -86,8 +86,7 @@ def _memory(job: Job, queued: Mapping[str, str]) -> Iterator[Difference]:
     asked = mebibytes(job.resources)
     for field, factor in (("memory", 1), ("memory of a CPU", job.resources.cpus_per_node)):
         got = queued.get(field, "")
-        size = _amount(got)
-        if size and size * factor < asked * (1 - _ROUNDED):
+        if (size := _amount(got)) and size * factor < asked * (1 - _ROUNDED):
             advice = "ask for memory in the way of this cluster: memory_request: mem_per_cpu in the site profile"
             yield Difference(field, f"{asked} M a node", got, advice)
 
@@ -117,8 +116,6 @@ def queue_differences(jobs: Sequence[Job], ids: Mapping[str, str], site: SlurmSi
         except UserError as error:
             return [*sentences, f"whether Slurm has queued the jobs as they were planned is not known: {error.what}"]
         again = Advice("what is queued changes with mrt-hpc cancel {run} and mrt-hpc submit {run}", run=root)
-        sentences += [
-            f"Slurm has queued {names} with {change.sentence}\n  next:     {change.advice}; {again}"
-            for change in changed
-        ]
+        said = f"Slurm has queued {names} with"
+        sentences += [f"{said} {change.sentence}\n  next:     {change.advice}; {again}" for change in changed]
     return sentences

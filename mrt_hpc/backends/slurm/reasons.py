@@ -27,6 +27,12 @@ LIMITS = {
 _REACHED = {of: f"have reached the {of}'s limit" for of in LIMITS}
 _WHEN_SOME_END = {of: f"{ITSELF}, when some of them end; {shown}" for of, shown in LIMITS.items()}
 _LATER = {of: f"{ITSELF}, when the period ends or the limit is raised; {shown}" for of, shown in LIMITS.items()}
+
+
+def _never(means: str, shown: str, change: str = CORRECT_SITE) -> WaitReason:
+    return WaitReason(f"{means}, so it can never start", f"{shown}; {change}", Hold.NEVER)
+
+
 _REASONS = {
     "None": WaitReason("Slurm has not looked at it yet", SOON),
     "Priority": WaitReason(
@@ -82,41 +88,30 @@ _REASONS = {
     "user env retrieval failed requeued held": WaitReason(
         "Slurm could not read your environment on its node, and has held it", RELEASE, Hold.USER
     ),
-    "PartitionTimeLimit": WaitReason(
-        "its time limit is longer than its partition allows, so it can never start",
-        "`sinfo -o '%P %l'` shows the limits; mrt-hpc cancel {run}, and then mrt-hpc submit {run} "
+    "PartitionTimeLimit": _never(
+        "its time limit is longer than its partition allows",
+        "`sinfo -o '%P %l'` shows the limits",
+        "mrt-hpc cancel {run}, and then mrt-hpc submit {run} "
         "--set resources.{role}.time_limit_minutes=MINUTES, or another partition in the site profile",
-        Hold.NEVER,
     ),
-    "PartitionNodeLimit": WaitReason(
-        "it asks for more nodes than its partition allows, so it can never start",
-        f"`sinfo -o '%P %s'` shows the limits; {CORRECT_SITE}, or fewer nodes in the recipe",
-        Hold.NEVER,
+    "PartitionNodeLimit": _never(
+        "it asks for more nodes than its partition allows",
+        "`sinfo -o '%P %s'` shows the limits",
+        f"{CORRECT_SITE}, or fewer nodes in the recipe",
     ),
-    "PartitionConfig": WaitReason(
-        "it asks for what its partition does not have, so it can never start",
-        f"`scontrol show partition` shows what it has; {CORRECT_SITE}",
-        Hold.NEVER,
+    "PartitionConfig": _never(
+        "it asks for what its partition does not have", "`scontrol show partition` shows what it has"
     ),
-    "BadConstraints": WaitReason(
-        "no node has all that it asks for (features, GPU type, memory), so it can never start",
-        f"`sinfo -o '%P %G %m %f'` shows what nodes have; {CORRECT_SITE}",
-        Hold.NEVER,
+    "BadConstraints": _never(
+        "no node has all that it asks for (features, GPU type, memory)",
+        "`sinfo -o '%P %G %m %f'` shows what nodes have",
     ),
-    "AccountNotAllowed": WaitReason(
-        "its account may not use its partition, so it can never start", f"{ACCOUNTS}; {CORRECT_SITE}", Hold.NEVER
-    ),
-    "InvalidAccount": WaitReason(
-        "its account is not valid, so it can never start", f"{ACCOUNTS}; {CORRECT_SITE}", Hold.NEVER
-    ),
-    "InvalidQOS": WaitReason("its QOS is not valid, so it can never start", f"{ACCOUNTS}; {CORRECT_SITE}", Hold.NEVER),
-    "QOSNotAllowed": WaitReason(
-        "its QOS may not be used in its partition, so it can never start", f"{ACCOUNTS}; {CORRECT_SITE}", Hold.NEVER
-    ),
-    "ReservationDeleted": WaitReason(
-        "its reservation is not there any more, so it can never start",
-        f"`scontrol show reservation` shows those that are there; {CORRECT_SITE}",
-        Hold.NEVER,
+    "AccountNotAllowed": _never("its account may not use its partition", ACCOUNTS),
+    "InvalidAccount": _never("its account is not valid", ACCOUNTS),
+    "InvalidQOS": _never("its QOS is not valid", ACCOUNTS),
+    "QOSNotAllowed": _never("its QOS may not be used in its partition", ACCOUNTS),
+    "ReservationDeleted": _never(
+        "its reservation is not there any more", "`scontrol show reservation` shows those that are there"
     ),
     "DeadLine": WaitReason("its deadline has passed, so it can never start", CORRECT_SITE, Hold.NEVER),
     "job requeued in held state": WaitReason(
@@ -158,19 +153,16 @@ def meaning(reason: str) -> WaitReason | None:
 
 
 def _limit(name: str) -> WaitReason | None:
-    match = _LIMIT.match(name)
-    if match is None:
+    if (match := _LIMIT.match(name)) is None:
         return None
     of = "QOS" if match["of"] == "QOS" else "account"
     what = _WHAT[match["what"]]
     if "Minutes" in match["rest"]:
         what = _MINUTES.get(what, f"minutes of {what}")
     if _one_job_exceeds(match):
-        less = "fewer" if match["kind"] == "Min" else "more"
-        than = "requires" if match["kind"] == "Min" else "allows"
-        means = f"it asks for {less} {what} than its {of} {than}, so it can never start"
-        advice = f"{LIMITS[of]}; change resources in the recipe, or the site profile, then {AGAIN}"
-        return WaitReason(means, advice, Hold.NEVER)
+        less, than = ("fewer", "requires") if match["kind"] == "Min" else ("more", "allows")
+        change = f"change resources in the recipe, or the site profile, then {AGAIN}"
+        return _never(f"it asks for {less} {what} than its {of} {than}", LIMITS[of], change)
     later = (_LATER if "Minutes" in match["rest"] else _WHEN_SOME_END)[of]
     turns = f"; {TURNS}" if match["what"] in TURN_LIMITS and "PerUser" in match["rest"] else ""
     return WaitReason(f"{_whose(match, of)} {_REACHED[of]} on {what}", f"{later}{turns}")
@@ -184,6 +176,4 @@ def _one_job_exceeds(match: re.Match[str]) -> bool:
 def _whose(match: re.Match[str], of: str) -> str:
     if "PerAccount" in match["rest"]:
         return "the jobs of your account"
-    if match["kind"] == "Grp":
-        return f"all jobs of the {of}"
-    return "your jobs"
+    return f"all jobs of the {of}" if match["kind"] == "Grp" else "your jobs"

@@ -74,9 +74,8 @@ def squeue_records(printed: str, fields: int) -> list[list[str]]:
             advice="type `squeue --me --format='a %i b'`: a wrapper around squeue has to pass on its options",
             exit_code=ExitCode.RETRYABLE,
         )
-    torn = [
-        " ".join(record) for record in marked[1:] if len(record) != fields
-    ]  # a name holds what stands between fields
+    # a name holds what stands between fields
+    torn = [" ".join(record) for record in marked[1:] if len(record) != fields]
     _remark_other_lines("squeue", others + torn)
     return [record for record in marked if len(record) == fields and TASK_ID.fullmatch(record[0])]
 
@@ -119,8 +118,7 @@ def count_of(text: str) -> int | None:
 
 def minutes_of(text: str) -> int | None:
     """Slurm's ``days-hours:minutes:seconds`` in whole minutes; None for ``UNLIMITED`` and anything else."""
-    match = _CLOCK.fullmatch(text.strip())
-    return None if match is None else seconds_of(text) // 60
+    return seconds_of(text) // 60 if _CLOCK.fullmatch(text.strip()) else None
 
 
 def seconds_of(text: str) -> int:

@@ -218,10 +218,9 @@ class Survey:
 
     def partition(self, name: str | None) -> PartitionFacts | None:
         """None means the default partition."""
-        known = self.partitions or {}
         if name is not None:
-            return known.get(name)
-        return next((partition for partition in known.values() if partition.is_default), None)
+            return (self.partitions or {}).get(name)
+        return next((partition for partition in (self.partitions or {}).values() if partition.is_default), None)
 
     def associations_of(self, account: str | None) -> list[Association]:
         """None means the default account."""
@@ -230,13 +229,10 @@ class Survey:
 
     def qos_of(self, account: str | None, qos: str | None) -> Qos | None:
         """The QOS of a job with this account and ``--qos``."""
-        defaults = [association.default_qos or _only(association.qos) for association in self.associations_of(account)]
-        name = qos or next(filter(None, defaults), None) or ("normal" if self.associations_of(account) else None)
-        return (self.qos or {}).get(name or "")
-
-
-def _only(names: tuple[str, ...]) -> str | None:
-    return names[0] if len(names) == 1 else None
+        associations = self.associations_of(account)
+        defaults = (one.default_qos or (one.qos[0] if len(one.qos) == 1 else None) for one in associations)
+        name = qos or next(filter(None, defaults), "normal" if associations else "")
+        return (self.qos or {}).get(name)
 
 
 def associations_command(user: str, cluster: str) -> tuple[str, ...]:
@@ -301,11 +297,11 @@ def survey(user: User | None = None, ask: Ask = ask) -> Survey:
 
 def parse_settings(text: str) -> ClusterSettings:
     settings = slurm_output.settings(text)
-    sizes = (_whole(settings.get("MaxArraySize", "")), _most_tasks(settings))
-    parameters = settings.get("SelectTypeParameters")
+    most_tasks = re.findall(r"\bmax_array_tasks=(\d+)", settings.get("SchedulerParameters", ""))[:1]
+    sizes, parameters = (settings.get("MaxArraySize", ""), *most_tasks), settings.get("SelectTypeParameters")
     return ClusterSettings(
         name=value_of(settings.get("ClusterName", "")) or "",
-        max_array_size=min((size for size in sizes if size is not None), default=None),
+        max_array_size=min((number for size in sizes if (number := _whole(size)) is not None), default=None),
         max_job_count=_whole(settings.get("MaxJobCount", "")),
         kill_wait_s=_whole(settings.get("KillWait", "").removesuffix(" sec")),
         requeues=None if "JobRequeue" not in settings else settings["JobRequeue"] == "1",
@@ -319,11 +315,6 @@ def parse_settings(text: str) -> ClusterSettings:
         select_type=settings.get("SelectType", ""),
         allocates_memory=None if parameters is None else "MEMORY" in parameters.upper(),
     )
-
-
-def _most_tasks(settings: Mapping[str, str]) -> int | None:
-    match = re.search(r"\bmax_array_tasks=(\d+)", settings.get("SchedulerParameters", ""))
-    return None if match is None else int(match[1])
 
 
 def parse_partitions(listing: str, nodes: str = "", architectures: str = "") -> dict[str, PartitionFacts]:

@@ -102,14 +102,11 @@ class QueueWatch:
             sent = submissions(self.layout)
             queue = own_jobs(self.layout, lambda command: run_slurm(command, ANSWER_WITHIN_S))
         except (UserError, OSError, ValueError) as error:  # no squeue on this node, or a filesystem fails for a moment
-            self._log_once(error.what if isinstance(error, UserError) else str(error))
+            reason = error.what if isinstance(error, UserError) else str(error)
+            if reason not in self._logged:
+                self._logged.add(reason)
+                log.info("whether the jobs that this task waits for are queued is not known: %s", reason)
             return False
         listed = {job_id for ids in queue.values() for job_id in ids}
-        old = {submission.job for submission in sent} - {submission.job for submission in sent if submission.is_new}
+        old = {one.job for one in sent} - {one.job for one in sent if one.is_new}
         return self.own_id in listed and old.issuperset(jobs) and queue.keys().isdisjoint(jobs)
-
-    def _log_once(self, reason: str) -> None:
-        """Log, once for each reason, why squeue gave no answer."""
-        if reason not in self._logged:
-            self._logged.add(reason)
-            log.info("whether the jobs that this task waits for are queued is not known: %s", reason)

@@ -34,9 +34,8 @@ def scratch(situation: Situation) -> Iterator[CheckResult]:
         path = path.replace(f"${{{name}}}", value).replace(f"${name}", value)
     path = os.path.expandvars(path)
     if not path.startswith(("/", "$")):
-        yield fails(
-            f"site profile: scratch: {site.scratch} is no absolute path", "set scratch to a path that begins with /"
-        )
+        remedy = "set scratch to a path that begins with /"
+        yield fails(f"site profile: scratch: {site.scratch} is no absolute path", remedy)
     elif len(path) > LONGEST_SOCKET_FOLDER:
         yield doubtful(
             f"site profile: scratch: {path} has {len(path)} characters, more than the {LONGEST_SOCKET_FOLDER} that "
@@ -70,13 +69,11 @@ def environment(situation: Situation) -> Iterator[CheckResult]:
     site = situation.slurm
     if site is not None and site.container is not None:
         return
-    environment_disk = filesystem(Path(sys.executable if site is None or site.python is None else site.python).parent)
-    few = environment_disk.writable_files is not None and environment_disk.writable_files < LEAST_FILES
-    if few or environment_disk.writable_bytes < LEAST_BYTES:
-        remedy = "make room: `uv cache clean` removes uv's cache, which may be as large as the environment"
-        yield doubtful(environment_disk.facts_text(), f"{remedy}; env/setup says how much an environment needs")
-    else:
-        yield ok(environment_disk.facts_text())
+    disk = filesystem(Path(sys.executable if site is None else site.python or sys.executable).parent)
+    few = disk.writable_files is not None and disk.writable_files < LEAST_FILES
+    remedy = "make room: `uv cache clean` removes uv's cache, which may be as large as the environment"
+    more = f"{remedy}; env/setup says how much an environment needs"
+    yield doubtful(disk.facts_text(), more) if few or disk.writable_bytes < LEAST_BYTES else ok(disk.facts_text())
 
 
 def verifiers(situation: Situation) -> Iterator[CheckResult]:
@@ -105,17 +102,14 @@ def inherited_limits(situation: Situation) -> Iterator[CheckResult]:
 def limit_results(limits: dict[str, tuple[int, int]]) -> Iterator[CheckResult]:
     """Limits by name, soft and hard; -1 for none."""
     where = "in ~/.bashrc or before mrt-hpc submit, or `sbatch: {propagate: NONE}` in the site profile"
-    if limits["cpu"][0] != resource.RLIM_INFINITY:
-        yield fails(
-            f"ulimit -t: {limits['cpu'][0]} s of CPU time: tasks are killed after that", f"ulimit -t unlimited {where}"
-        )
-    if limits["as"][0] != resource.RLIM_INFINITY:
-        yield fails(
-            f"ulimit -v: {limits['as'][0] // 1024} KiB of address space: CUDA and vLLM reserve far more",
-            f"ulimit -v unlimited {where}",
-        )
-    if limits["fsize"][0] != resource.RLIM_INFINITY:
-        yield fails(f"ulimit -f: files of {limits['fsize'][0]} bytes at most", f"ulimit -f unlimited {where}")
+    seconds, space, size = (limits[name][0] for name in ("cpu", "as", "fsize"))
+    for option, limit, said in (
+        ("-t", seconds, f"{seconds} s of CPU time: tasks are killed after that"),
+        ("-v", space, f"{space // 1024} KiB of address space: CUDA and vLLM reserve far more"),
+        ("-f", size, f"files of {size} bytes at most"),
+    ):
+        if limit != resource.RLIM_INFINITY:
+            yield fails(f"ulimit {option}: {said}", f"ulimit {option} unlimited {where}")
     if 0 <= limits["nofile"][1] < LEAST_OPEN_FILES:
         yield doubtful(f"ulimit -Hn: {limits['nofile'][1]} open files", f"ulimit -n {LEAST_OPEN_FILES} {where}")
     if 0 <= limits["nproc"][0] < LEAST_PROCESSES:

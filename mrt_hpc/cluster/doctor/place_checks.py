@@ -5,17 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mrt_hpc.backends.slurm.plain_paths import require_plain_path
+from mrt_hpc.cluster import filesystems
 from mrt_hpc.cluster.doctor.checks import CheckResult, doubtful, fails, ok
 from mrt_hpc.cluster.doctor.situation import Situation
-from mrt_hpc.cluster.filesystems import (
-    OPERATIONS,
-    Filesystem,
-    existing_ancestor,
-    filesystem,
-    gigabytes,
-    trial_folder,
-    try_operations,
-)
 from mrt_hpc.plan.hours import BYTES, count_problems, model_billions
 from mrt_hpc.plan.jobs import Plan
 from mrt_hpc.recipe.ownership import refuse_to_write
@@ -37,57 +29,52 @@ def run_directory(situation: Situation) -> Iterator[CheckResult]:
     """The run directory can be made, or is this user's."""
     root, layout = situation.root, RunLayout(situation.root)
     require_plain_path(layout)
+    above = filesystems.existing_ancestor(root)
     if root.exists():
         refuse_to_write(root)
-        if any(root.iterdir()) and not layout.recipe_lock.is_file():
-            yield fails(f"{root} is not empty, and is not a run", OTHER_PLACE)
-        else:
-            yield ok(f"{root} is there, and only you can write to it")
-        return
-    above = existing_ancestor(root)
-    if not above.is_dir():
+        is_foreign = any(root.iterdir()) and not layout.recipe_lock.is_file()
+        foreign = fails(f"{root} is not empty, and is not a run", OTHER_PLACE)
+        yield foreign if is_foreign else ok(f"{root} is there, and only you can write to it")
+    elif not above.is_dir():
         yield fails(f"{above} is a file", OTHER_PLACE)
-        return
-    with trial_folder(above):
-        yield ok(f"{root} can be made in {above}")
+    else:
+        with filesystems.trial_folder(above):
+            yield ok(f"{root} can be made in {above}")
 
 
 def operations(situation: Situation) -> Iterator[CheckResult]:
     """The filesystem does what results, leases and commits rely on."""
-    for trial in try_operations(existing_ancestor(situation.root), OPERATIONS):
-        about = f"({trial.name})"
-        if trial.problem:
-            yield fails(f"{trial.problem}; it is needed so that {trial.what_for}", OTHER_PLACE, about=about)
-        else:
-            yield ok(f"tried in {existing_ancestor(situation.root)}", about=about)
+    place = filesystems.existing_ancestor(situation.root)
+    for trial in filesystems.try_operations(place, filesystems.OPERATIONS):
+        about, why = f"({trial.name})", f"{trial.problem}; it is needed so that {trial.what_for}"
+        yield fails(why, OTHER_PLACE, about=about) if trial.problem else ok(f"tried in {place}", about=about)
 
 
 def is_shared(situation: Situation) -> Iterator[CheckResult]:
     """Compute nodes see the run directory: a node has said so, or the filesystem's type is shared."""
     if situation.slurm is None or any(answer.facts for answer in situation.answers):
         return  # a node that has answered has written its answer there
-    disk = filesystem(situation.root)
-    said = f"/proc/self/mountinfo: {disk.type} at {disk.mount_point}"
-    yield shared_or_doubtful(
-        disk, said, "--on-node shows whether they see it; else --run DIRECTORY on a shared filesystem"
-    )
+    disk = filesystems.filesystem(situation.root)
+    remedy = "--on-node shows whether they see it; else --run DIRECTORY on a shared filesystem"
+    yield shared_or_doubtful(disk, f"/proc/self/mountinfo: {disk.type} at {disk.mount_point}", remedy)
 
 
-def shared_or_doubtful(disk: Filesystem, said: str, remedy: str) -> CheckResult:
+def shared_or_doubtful(disk: filesystems.Filesystem, said: str, remedy: str) -> CheckResult:
     doubt = f"{said}, which is not known to be shared with compute nodes"
     return ok(said) if disk.is_shared else doubtful(doubt, remedy)
 
 
 def space(situation: Situation) -> Iterator[CheckResult]:
     """Checkpoints and weights versions have room."""
-    disk = filesystem(situation.root)
+    disk = filesystems.filesystem(situation.root)
     needed = None if situation.recipe is None else bytes_needed(situation.recipe)
     if needed is None:
         yield ok(disk.facts_text())
         return
-    said = f"checkpoints and weights need {gigabytes(needed)}; {disk.facts_text()}"
+    said = f"checkpoints and weights need {filesystems.gigabytes(needed)}; {disk.facts_text()}"
+    more = "" if disk.quota is None else f", or ask for more quota ({disk.quota.command})"
     remedy = (
-        f"{_make_room(disk)}, lower training.keep_checkpoints or training.keep_weights, or evaluate less often; or "
+        f"make room{more}, lower training.keep_checkpoints or training.keep_weights, or evaluate less often; or "
         f"{OTHER_PLACE}"
     )
     yield _room(needed, disk.writable_bytes, said, remedy, "; traces come on top")
@@ -99,14 +86,9 @@ def _room(needed: float, free: float, said: str, remedy: str, doubt: str = "") -
     return doubtful(f"{said}{doubt}", remedy) if needed * SPARE > free else ok(said)
 
 
-def _make_room(disk: Filesystem) -> str:
-    return "make room" if disk.quota is None else f"make room, or ask for more quota ({disk.quota.command})"
-
-
 def bytes_needed(recipe: Recipe) -> float | None:
     """None for an unknown model size. One more of each is being written, and evaluated versions stay."""
-    billions = model_billions(recipe)
-    if billions is None:
+    if (billions := model_billions(recipe)) is None:
         return None
     training = recipe.training
     checkpoints = CHECKPOINT_BYTES * (training.keep_checkpoints + 1)
@@ -115,7 +97,7 @@ def bytes_needed(recipe: Recipe) -> float | None:
 
 
 def files(situation: Situation) -> Iterator[CheckResult]:
-    disk = filesystem(situation.root)
+    disk = filesystems.filesystem(situation.root)
     if situation.recipe is None or situation.plan is None or (free := disk.writable_files) is None:
         return
     needed = files_needed(situation.recipe, situation.plan)
@@ -140,23 +122,21 @@ def files_needed(recipe: Recipe, plan: Plan) -> int:
 
 
 def server_clock(situation: Situation) -> Iterator[CheckResult]:
-    above = existing_ancestor(situation.root)
-    skew = _skew(above)
-    said = (
-        f"a file written in {above} is dated {abs(skew):.1f} s {'after' if skew > 0 else 'before'} this machine's clock"
+    above = filesystems.existing_ancestor(situation.root)
+    skew, remedy = (
+        _skew(above),
+        "ask the administrators: the clocks of file server and login node differ (`timedatectl`)",
     )
-    if abs(skew) > CLOCK_S:
-        yield doubtful(said, "ask the administrators: the clocks of file server and login node differ (`timedatectl`)")
-    else:
-        yield ok(said)
+    when = "after" if skew > 0 else "before"
+    said = f"a file written in {above} is dated {abs(skew):.1f} s {when} this machine's clock"
+    yield doubtful(said, remedy) if abs(skew) > CLOCK_S else ok(said)
 
 
 def _skew(place: Path) -> float:
     """Seconds by which the filesystem's clock is ahead."""
-    with trial_folder(place) as folder:
+    with filesystems.trial_folder(place) as folder:
         before = time.time()
         (folder / "now").write_text("now")
         dated, after = (folder / "now").stat().st_mtime, time.time()
-    if before - 1 <= dated <= after:  # the system stamps files with a clock that ticks slower
-        return 0.0
-    return dated - after
+    # the system stamps files with a clock that ticks slower
+    return 0.0 if before - 1 <= dated <= after else dated - after

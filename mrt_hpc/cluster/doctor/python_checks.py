@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mrt_hpc
 from mrt_hpc.attempt.gpus import OLDEST_DRIVER
-from mrt_hpc.attempt.python_look import PythonLookError, look_at_python, no_sampling
+from mrt_hpc.attempt.python_look import PythonLookError, look_at_python, needs_gpus, no_sampling
 from mrt_hpc.cluster.doctor.checks import CheckResult, doubtful, fails, not_checked, ok
 from mrt_hpc.cluster.doctor.situation import Situation
 from mrt_hpc.errors import Advice, UserError, word
@@ -51,9 +51,7 @@ def python(situation: Situation) -> Iterator[CheckResult]:
 
 def _other_machines(situation: Situation) -> list[str]:
     """Architectures of the profile's partitions, where none is this machine's."""
-    of_nodes = {
-        machine for kind in situation.kinds for one in situation.partitions(kind) for machine in one.architectures
-    }
+    of_nodes = {name for kind in situation.kinds for one in situation.partitions(kind) for name in one.architectures}
     return [] if platform.machine() in of_nodes else sorted(of_nodes)
 
 
@@ -67,14 +65,9 @@ def image(situation: Situation) -> Iterator[CheckResult]:
         yield not_checked(f"srun starts {container.image}, so it cannot be tried here", "add --on-node")
         return
     if not container.command and not Path(container.image).exists():
-        yield fails(
-            f"site profile: container.image: {container.image} does not exist",
-            Advice(
-                "mrt-hpc container build {kind} {image}; or correct container.image",
-                kind=_kind(situation),
-                image=container.image,
-            ),
-        )
+        build = Advice("mrt-hpc container build {kind} {image}", kind=_kind(situation), image=container.image)
+        remedy = Advice("{build}; or correct container.image", build=build)
+        yield fails(f"site profile: container.image: {container.image} does not exist", remedy)
         return
     if not container.command and not os.access(container.image, os.R_OK):
         yield fails(f"{container.image} cannot be read by you", f"chmod +r {word(Path(container.image))}, as its owner")
@@ -135,7 +128,7 @@ def _check_python(situation: Situation, name: str, words: list[str], remedy: str
         yield fails(f"{said}; this command has mrt-hpc {mrt_hpc.__version__}", remedy)
     elif has.errors:
         yield fails(f"{said}, without {', '.join(has.errors)}, which tasks need", remedy)
-    elif has.needs_gpus and (recipe := situation.recipe) and (refusal := no_sampling(recipe, lambda: name)) is not None:
+    elif needs_gpus(has.vllm) and situation.recipe and (refusal := no_sampling(situation.recipe, lambda: name)):
         yield fails(refusal.evidence, refusal.advice or remedy)
     elif situation.uses_gpus and has.cuda is None:
         result = fails if situation.recipe is not None else doubtful

@@ -41,9 +41,7 @@ class Situation:
     @cached_property
     def plan(self) -> Plan | None:
         """The plan, also beyond the site's limits; None without a recipe."""
-        if self.recipe is None:
-            return None
-        return build_plan(self.recipe, max_array_size=self.site.limits.array_size)
+        return None if self.recipe is None else build_plan(self.recipe, max_array_size=self.site.limits.array_size)
 
     @property
     def uses_gpus(self) -> bool:

@@ -58,21 +58,17 @@ def partitions(situation: Situation, site: SlurmSite, cluster: survey.Survey) ->
 
 
 def _partition(site: SlurmSite, cluster: survey.Survey, kind: JobKind, name: str | None) -> CheckResult:
-    partition = cluster.partition(name)
-    there = ", ".join(cluster.partitions or {})
-    field = f"partitions.{kind} in the site profile"
-    if partition is None and name is None:
-        return fails("scontrol show partition: no partition is the default one", f"set {field} to one of {there}")
+    partition, field = cluster.partition(name), f"partitions.{kind} in the site profile"
     if partition is None:
         guess = nearest(name or "", cluster.partitions or {})
-        hint = f" (the nearest is {guess})" if guess else ""
-        return fails(f"scontrol show partition: there is no partition {name}{hint}", f"set {field} to one of {there}")
+        missing = f"there is no partition {name}{f' (the nearest is {guess})' if guess else ''}"
+        what = "no partition is the default one" if name is None else missing
+        return fails(f"scontrol show partition: {what}", f"set {field} to one of {', '.join(cluster.partitions or {})}")
     said = f"scontrol show partition {partition.name}"
     named, asked = site.text_of("account", kind), site.text_of("qos", kind)
-    accounts = [account for account in [named or cluster.default_account] if account]
+    accounts = filter(None, [named or cluster.default_account])
     level = cluster.qos_of(named, asked)
-    qos = asked or (level.name if level else None)
-    if refused := refusals(partition, cluster.user, accounts, qos):
+    if refused := refusals(partition, cluster.user, accounts, asked or (level.name if level else None)):
         return fails(
             f"{said}: {'; '.join(refused)}",
             f"set {field} to a partition that admits you, or account or qos to one that it admits; or "
@@ -98,33 +94,27 @@ def different_options(site: SlurmSite, kinds: Sequence[JobKind], *options: str) 
 def account(situation: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterator[CheckResult]:
     """The accounts of the profile are the user's."""
     for (named,), about in different_options(site, situation.kinds, "account").items():
-        yield from (replace(result, check=about) for result in _account(named, cluster))
+        yield replace(_account(named, cluster), check=about)
 
 
-def _account(named: str | None, cluster: survey.Survey) -> Iterator[CheckResult]:
-    command = survey.associations_command(cluster.user.name, cluster.cluster_name)
+def _account(named: str | None, cluster: survey.Survey) -> CheckResult:
+    command, settings = survey.associations_command(cluster.user.name, cluster.cluster_name), cluster.settings
     said = shlex.join(command[:1] + command[3:6])
     if cluster.associations is None:
         reason = cluster.why_not(command) or f"{said} gave no answer"
-        if cluster.settings is not None and not cluster.settings.has_accounting:
-            yield ok(f"{reason}: jobs need no account{f', and {named} is not looked at' if named else ''}")
-        else:
-            yield not_checked(reason)
-        return
+        if settings is None or settings.has_accounting:
+            return not_checked(reason)
+        return ok(f"{reason}: jobs need no account{f', and {named} is not looked at' if named else ''}")
     names = sorted({association.account for association in cluster.associations})
-    enforced = cluster.settings is not None and "associations" in cluster.settings.enforced
     if not names:
-        result = fails if enforced else doubtful
-        yield result(f"{said}: user {cluster.user.name} has no account", f"{ADMINISTRATORS} for an account")
-    elif named is None and cluster.default_account is None:
-        yield doubtful(f"{said}: {', '.join(names)}, and no default", f"set account: {names[0]} in the site profile")
-    elif named is not None and named not in names:
-        yield fails(
-            f"{said}: {', '.join(names)}; site profile: account: {named}",
-            f"set account to one of {', '.join(names)} in the site profile, or {ADMINISTRATORS} for access",
-        )
-    else:
-        yield ok(f"{said}: {named or cluster.default_account} is yours")
+        result = fails if settings is not None and "associations" in settings.enforced else doubtful
+        return result(f"{said}: user {cluster.user.name} has no account", f"{ADMINISTRATORS} for an account")
+    if named is None and cluster.default_account is None:
+        return doubtful(f"{said}: {', '.join(names)}, and no default", f"set account: {names[0]} in the site profile")
+    if named is not None and named not in names:
+        choice = f"set account to one of {', '.join(names)} in the site profile, or {ADMINISTRATORS} for access"
+        return fails(f"{said}: {', '.join(names)}; site profile: account: {named}", choice)
+    return ok(f"{said}: {named or cluster.default_account} is yours")
 
 
 @require_survey
@@ -160,9 +150,8 @@ def gpus(situation: Situation, site: SlurmSite, _: survey.Survey) -> Iterator[Ch
         if not partition.nodes:
             yield not_checked("sinfo said nothing of its nodes", about=about)
         elif not partition.gpu_nodes:
-            remedy = (
-                "set partitions.gpu in the site profile to a partition with GPUs (`sinfo -o '%R %G'`), or gpu_request"
-            )
+            choice = "set partitions.gpu in the site profile to a partition with GPUs"
+            remedy = f"{choice} (`sinfo -o '%R %G'`), or gpu_request"
             yield fails(f"sinfo: no node of partition {partition.name} has GRES gpu{parts}", remedy, about=about)
         elif site.gpu_type is not None and site.gpu_type not in kinds:
             remedy = f"set gpu_type to {' or '.join(kinds) or 'null'} in the site profile"
