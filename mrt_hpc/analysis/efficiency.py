@@ -14,9 +14,17 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, remark_on_correction
+from mrt_hpc.analysis.analysis_files import (
+    Analysis,
+    Curve,
+    CurvePoint,
+    DataTable,
+    figure_of_curves,
+    interval_cells,
+    remark_on_correction,
+    table_of_curves,
+)
 from mrt_hpc.analysis.comparing import FEW, plural
-from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import SIGNIFICANCE, IntervalEstimate, holm, share_interval, t_quantile, two_sided_p
 from mrt_hpc.analysis.model_samples import SUITE_WITH, Counted, EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.problem_measures import curve_of, tokens_at
@@ -68,6 +76,12 @@ class ModelEfficiency:
     def mean(self) -> NDArray[np.float64]:
         return self.accuracy.mean(axis=0)
 
+    @property
+    def curve(self) -> Curve:
+        shares = map(share_interval, self.accuracy.T)
+        points = zip(self.allowed.tolist(), shares, strict=True)
+        return Curve((self.name,), tuple(CurvePoint((tokens,), given=share) for tokens, share in points))
+
 
 @dataclass(frozen=True)
 class TokensTo:
@@ -98,9 +112,14 @@ def analyse_efficiency(models: Sequence[ModelSamples], levels: Sequence[float], 
     by_model = efficiencies(models)
     asked = sorted(set(levels)) or default_levels(by_model)
     results = correct_ratios([result for level in asked for result in tokens_to(by_model, level, seed)])
-    tables = (_table_of_accuracy(by_model), _table_of_tokens(results))
-    figures = (_figure(by_model, models[0].counted),)
-    return Analysis(tables, figures, _summary(results), remarks=_remarks(models, by_model, results))
+    curves = [model.curve for model in by_model]
+    table = table_of_curves("accuracy_by_tokens", ("model", "allowed_tokens", "accuracy", "low", "high"), curves)
+    x_label, y_label = f"tokens allowed ({models[0].counted})", "accuracy (mean, 95 % interval)"
+    figure = figure_of_curves(
+        "efficiency", "Accuracy within a number of tokens", x_label, y_label, curves, percent=True
+    )
+    remarks = _remarks(models, by_model, results)
+    return Analysis((table, _table_of_tokens(results)), (figure,), _summary(results), remarks=remarks)
 
 
 def efficiencies(models: Sequence[ModelSamples]) -> list[ModelEfficiency]:
@@ -230,15 +249,6 @@ def percentiles(estimate: float, draws: NDArray[np.float64], problems: int) -> I
 # -- what is shown
 
 
-def _table_of_accuracy(by_model: Sequence[ModelEfficiency]) -> DataTable:
-    rows = [
-        (model.name, float(tokens), *interval_cells(share_interval(by_problem)))
-        for model in by_model
-        for tokens, by_problem in zip(model.allowed, model.accuracy.T, strict=True)
-    ]
-    return DataTable("accuracy_by_tokens", ("model", "allowed_tokens", "accuracy", "low", "high"), tuple(rows))
-
-
 def _table_of_tokens(results: Sequence[TokensTo]) -> DataTable:
     rows = [
         (
@@ -256,13 +266,6 @@ def _table_of_tokens(results: Sequence[TokensTo]) -> DataTable:
 
 def _cell(number: float) -> float | str:
     return NOT_REACHED if np.isinf(number) else number
-
-
-def _figure(by_model: Sequence[ModelEfficiency], counted: Counted) -> LineFigure:
-    lines = tuple(line_of(model.name, model.allowed, map(share_interval, model.accuracy.T)) for model in by_model)
-    title = "Accuracy within a number of tokens"
-    y_label = "accuracy (mean, 95 % interval)"
-    return LineFigure("efficiency", (Panel(title, f"tokens allowed ({counted})", y_label, lines, percent=True),))
 
 
 def _summary(results: Sequence[TokensTo]) -> DataTable:

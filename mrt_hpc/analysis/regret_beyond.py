@@ -8,16 +8,10 @@ the same thought in both, where the engine gives equal samples for equal seeds.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from mrt_hpc.analysis.analysis_files import Analysis
+from mrt_hpc.analysis.analysis_files import Analysis, Curve, CurvePoint
 from mrt_hpc.analysis.model_samples import SUITE_WITH, EvaluatedTrace, ModelSamples, require_same_budgets
 from mrt_hpc.analysis.problem_measures import curve_of, curves_of
-from mrt_hpc.analysis.regret_curves import (
-    ModelRegret,
-    figure_of_regret,
-    remark_on_differences,
-    summary_of_regret,
-    tables_of_regret,
-)
+from mrt_hpc.analysis.regret_curves import analysis_of_regret
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.mrt.regret import TraceCurve, join_curves, regret_by_problem
 from mrt_hpc.recipe.choices import Boundaries
@@ -72,11 +66,15 @@ def analyse_regret_beyond(
             expected=f"at most {base}",
             advice=Advice("--budgets {base}", base=base),
         )
-    by_model = [_regret_of(pair, up_to, longer) for pair in pairs]
-    places = range(len(by_model[0].budgets))
-    summary, tables = summary_of_regret(by_model, places), tables_of_regret(by_model)
-    remarks = (*_other_samples_remarks(pairs), *remark_on_differences(by_model))
-    return Analysis(tables, (figure_of_regret(by_model),), summary, remarks=remarks)
+    curves = [_regret_of(pair, up_to, longer) for pair in pairs]
+    found = analysis_of_regret(curves, range(len(curves[0].points)))
+    other_samples = [
+        f"{pair.samples.name}: {others} of {sum(1 for _ in pair.pairs)} thoughts that were extended are other samples "
+        "than those that were cut into episodes, as their lengths show; such a curve joins two thoughts"
+        for pair in pairs
+        if (others := pair.others)
+    ]
+    return replace(found, remarks=(*other_samples, *found.remarks))
 
 
 def _extend(model: ModelSamples, beyond: Sequence[ModelSamples]) -> Extended:
@@ -111,11 +109,11 @@ def _extend(model: ModelSamples, beyond: Sequence[ModelSamples]) -> Extended:
     return pair
 
 
-def _regret_of(pair: Extended, up_to: Sequence[int], longer: Sequence[int]) -> ModelRegret:
+def _regret_of(pair: Extended, up_to: Sequence[int], longer: Sequence[int]) -> Curve:
     whole, counted = curves_of(pair.samples), pair.samples.counted
     extended = {problem: [curve_of(trace, counted) for trace in pair.extensions.problems[problem]] for problem in whole}
     short = {p: curves[: len(extended[p])] for p, curves in whole.items()}
-    by_problem = [regret_by_problem(short, budget) for budget in up_to]
+    points = [CurvePoint((budget,), regret_by_problem(short, budget)) for budget in up_to]
     for number, budget in enumerate(longer, start=2):  # boundary 1 is the end of the thought itself
         curves = {
             problem: [
@@ -124,15 +122,5 @@ def _regret_of(pair: Extended, up_to: Sequence[int], longer: Sequence[int]) -> M
             ]
             for problem, mine in short.items()
         }
-        by_problem.append(regret_by_problem(curves, budget))
-    return ModelRegret(pair.samples.name, (*up_to, *longer), tuple(by_problem), ())
-
-
-def _other_samples_remarks(pairs: Sequence[Extended]) -> tuple[str, ...]:
-    """Where two thoughts were joined instead of one."""
-    return tuple(
-        f"{pair.samples.name}: {others} of {sum(1 for _ in pair.pairs)} thoughts that were extended are other samples "
-        "than those that were cut into episodes, as their lengths show; such a curve joins two thoughts"
-        for pair in pairs
-        if (others := pair.others)
-    )
+        points.append(CurvePoint((budget,), regret_by_problem(curves, budget)))
+    return Curve((pair.samples.name,), tuple(points))

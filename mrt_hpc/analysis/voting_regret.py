@@ -3,13 +3,19 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from mrt_hpc.analysis import intervals
-from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, interval_text
-from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
+from mrt_hpc.analysis.analysis_files import (
+    Analysis,
+    Curve,
+    CurvePoint,
+    DataTable,
+    figure_of_curves,
+    interval_text,
+    table_of_curves,
+)
 from mrt_hpc.analysis.model_samples import SUITE_WITH, ModelSamples
 from mrt_hpc.analysis.regret_curves import MEANT
 from mrt_hpc.analysis.scaling import forced_majority, require_few_draws
@@ -18,38 +24,24 @@ from mrt_hpc.mrt.regret import VOTES, regret_against_voting
 from mrt_hpc.mrt.votes import RULE
 
 
-@dataclass(frozen=True)
-class VotingRegret:
-    """Against voting over the first b episodes."""
-
-    episodes: int
-    """b."""
-    regret: intervals.IntervalEstimate
-    traces: int
-    """Those with an area to be compared."""
-
-
 def analyse_voting_regret(models: Sequence[ModelSamples]) -> Analysis:
     """Raises UserError where boundaries are not the ends of episodes, or have fewer than 8 forced answers."""
-    by_model = {model.name: voting_regret(model) for model in models}
-    rows = [
-        (name, one.episodes, *interval_cells(one.regret), one.traces) for name, mine in by_model.items() for one in mine
-    ]
-    table = DataTable("regret_against_voting", ("model", "episodes", "regret", "low", "high", "traces"), tuple(rows))
-    lines = tuple(line_of(n, [r.episodes for r in mine], [r.regret for r in mine]) for n, mine in by_model.items())
+    curves = [voting_regret(model) for model in models]
+    table = table_of_curves("regret_against_voting", ("model", "episodes", "regret", "low", "high", "traces"), curves)
     label = "regret against voting (mean, 95 % interval)"
-    panel = Panel("Regret against voting", "episodes", label, lines, whole_numbers=True)
-    most = max((len(mine) for mine in by_model.values()), default=0)
+    figure = figure_of_curves(table.name, "Regret against voting", "episodes", label, curves, whole_numbers=True)
+    most = max(len(curve.points) for curve in curves)
     cells = [
-        (name, *[interval_text(r.regret) for r in mine], *[""] * (most - len(mine))) for name, mine in by_model.items()
+        (curve.model, *map(interval_text, curve.estimates), *[""] * (most - len(curve.points))) for curve in curves
     ]
     columns = ("model", *(f"{b + 1} episodes" for b in range(most)))
-    summary = DataTable("regret against voting", columns, tuple(cells))
-    return Analysis((table,), (LineFigure("regret_against_voting", (panel,)),), summary, remarks=(RULE,))
+    return Analysis((table,), (figure,), DataTable("regret against voting", columns, tuple(cells)), remarks=(RULE,))
 
 
-def voting_regret(model: ModelSamples) -> list[VotingRegret]:
-    """For b = 1 .. the most episodes of a trace."""
+def voting_regret(model: ModelSamples) -> Curve:
+    """Against voting over the first b episodes, for b = 1 .. the most of a trace; beside it the traces with an area to
+    be compared.
+    """
     model.require_boundaries(*MEANT)
     if model.fewest_forced < VOTES[-1]:
         raise UserError(
@@ -73,5 +65,5 @@ def voting_regret(model: ModelSamples) -> list[VotingRegret]:
         known = [[regret for regret in traces if regret is not None] for traces in by_trace]
         if any(known):
             mean = intervals.clustered_mean([regrets for regrets in known if regrets])
-            found.append(VotingRegret(episodes, mean, sum(map(len, known))))
-    return found
+            found.append(CurvePoint((episodes,), given=mean, more=(sum(map(len, known)),)))
+    return Curve((model.name,), tuple(found))

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mrt_hpc.analysis.episode_progress import FEW_PROBLEMS
+from mrt_hpc.analysis.analysis_files import Curve
+from mrt_hpc.analysis.episode_progress import FEW_PROBLEMS, frequent_episodes
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import IntervalEstimate, clustered_mean
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
@@ -155,8 +156,7 @@ def _prefix_votes(records: Sequence[RunRecord], benchmark: str) -> Iterator[Vote
             most = curve.voters == max(shared, default=0)
             if most or (len(records) == 1 and is_last):
                 label = line_label(records, record.name, _version_label(curve.way, record, curves.version))
-                tokens, accuracy = [p.tokens for p in curve.points], [p.accuracy for p in curve.points]
-                line = replace(line_of(label, tokens, accuracy), band=(most and is_last) or len(records) > 1)
+                line = curve.line(label, band=(most and is_last) or len(records) > 1)
                 yield line, tuple(point.index for point in curve.points)
 
 
@@ -254,11 +254,8 @@ def _evaluated_progress(records: Sequence[RunRecord], benchmark: str) -> Plot | 
         version = f"version {curves.version}" if record.is_run else ""
         label = line_label(records, record.curve_name, version, record.name)
         least = min(FEW_PROBLEMS, curves.problems)  # a later episode has as many problems, or fewer
-        for lines, episodes in (
-            (every, curves.progress),
-            (frequent, [e for e in curves.progress if e.problems >= least]),
-        ):
-            lines.append(line_of(label, (e.episode for e in episodes), (e.mean for e in episodes)))
+        every.append(Curve((label,), curves.progress).line())
+        frequent.append(Curve((label,), frequent_episodes(curves.progress, least)).line())
     caption = (
         "Mean progress V(j+1) − V(j) of the j-th episode over the evaluated traces that have one, with 95 % intervals "
         f"clustered by problem. Episodes of fewer than {FEW_PROBLEMS} problems are in the table alone."
