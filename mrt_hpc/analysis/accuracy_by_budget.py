@@ -10,18 +10,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mrt_hpc.analysis.analysis_files import (
+from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
+from mrt_hpc.analysis.findings import (
     Analysis,
     Curve,
-    CurvePoint,
     DataTable,
+    Point,
     comparisons_with_first,
     gain_table,
     interval_text,
     remark_on_correction,
     table_of_curves,
 )
-from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
 from mrt_hpc.analysis.intervals import SIGNIFICANCE, MeanGain, mean_gain
 from mrt_hpc.analysis.model_samples import ModelSamples, require_same_budgets
 from mrt_hpc.analysis.problem_measures import MeanMeasure, tokens_at
@@ -80,7 +80,7 @@ def accuracy_by_budget(model: ModelSamples) -> Curve:
     for boundary, budget in enumerate(model.budgets, start=1):
         used = [[tokens_at(t.boundaries[boundary], "sampled", 0) for t in mine] for mine in model.problems.values()]
         tokens = float(np.mean([np.mean(mine) for mine in used]))
-        points.append(CurvePoint((budget,), AccuracyAt(budget, boundary).values(model), more=(tokens,)))
+        points.append(Point((budget,), AccuracyAt(budget, boundary).values(model), more=(tokens,)))
     return Curve((model.name,), tuple(points))
 
 
@@ -99,7 +99,7 @@ def _summary(curves: Sequence[Curve]) -> DataTable:
         (
             curve.model,
             *(f"{point.estimate.mean:.3f}, {point.more[0]:.0f} used" for point in curve.points),
-            interval_text(_last_gain(curve).interval, signed=True),
+            interval_text(_last_gain(curve).interval, "+.3f"),
         )
         for curve in curves
     ]
@@ -123,7 +123,7 @@ def _verdicts(
         longer.append(
             f"{curve.model}, a budget of {last.at[0]} against {first.at[0]} tokens "
             f"({last.more[0]:.0f} against {first.more[0]:.0f} used): "
-            f"{interval_text(gain.interval, signed=True)}, {_word(gain, corrected.get(curve.model, 1.0))}"
+            f"{interval_text(gain.interval, '+.3f')}, {_word(gain, corrected.get(curve.model, 1.0))}"
         )
     budgets = models[0].budgets
     return (*longer, *comparisons_with_first(models, AccuracyAt(budgets[-1], len(budgets))))

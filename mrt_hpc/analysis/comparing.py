@@ -24,6 +24,7 @@ from mrt_hpc.analysis.named_models import (
     remarks_on,
     seed_by_seed,
 )
+from mrt_hpc.analysis.number_formats import plural
 from mrt_hpc.analysis.problem_measures import MajorityAtK, Measure, Regret, measure_of
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.mrt.votes import RULE
@@ -354,10 +355,6 @@ def _why_samples_are_not_known(comparison: Comparison) -> str:
     if min(comparison.first.samples, comparison.second.samples) < 2:
         return "problems have a single sample"
     return "no sample gains or loses more than another"
-
-
-def plural(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------

@@ -14,19 +14,19 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from mrt_hpc.analysis.analysis_files import (
+from mrt_hpc.analysis.comparing import FEW
+from mrt_hpc.analysis.findings import (
     Analysis,
     Curve,
-    CurvePoint,
     DataTable,
+    Point,
     figure_of_curves,
-    interval_cells,
     remark_on_correction,
     table_of_curves,
 )
-from mrt_hpc.analysis.comparing import FEW, plural
 from mrt_hpc.analysis.intervals import SIGNIFICANCE, IntervalEstimate, holm, share_interval, t_quantile, two_sided_p
 from mrt_hpc.analysis.model_samples import SUITE_WITH, Counted, EvaluatedTrace, ModelSamples
+from mrt_hpc.analysis.number_formats import plural
 from mrt_hpc.analysis.problem_measures import curve_of, tokens_at
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import TraceCurve, first_reached, reward_within
@@ -80,7 +80,7 @@ class ModelEfficiency:
     def curve(self) -> Curve:
         shares = map(share_interval, self.accuracy.T)
         points = zip(self.allowed.tolist(), shares, strict=True)
-        return Curve((self.name,), tuple(CurvePoint((tokens,), given=share) for tokens, share in points))
+        return Curve((self.name,), tuple(Point((tokens,), given=share) for tokens, share in points))
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def percentiles(estimate: float, draws: NDArray[np.float64], problems: int) -> I
 def _table_of_tokens(results: Sequence[TokensTo]) -> DataTable:
     rows = [
         (
-            r.model, r.level, *map(_cell, interval_cells(r.tokens)), *map(_cell, interval_cells(r.ratio)), r.undefined,
+            r.model, r.level, *map(_cell, r.tokens.cells), *map(_cell, r.ratio.cells), r.undefined,
             r.p, r.corrected_p,
         )
         for r in results
@@ -290,7 +290,7 @@ def level_text(level: float) -> str:
 
 def tokens_text(estimate: IntervalEstimate) -> str:
     """Tokens with an interval, or words where an accuracy is not reached."""
-    mean, low, high = (NOT_REACHED if np.isinf(n) else f"{n:.0f}" for n in interval_cells(estimate))
+    mean, low, high = (NOT_REACHED if np.isinf(n) else f"{n:.0f}" for n in estimate.cells)
     if np.isnan(estimate.low):
         return f"{mean} (no interval)"
     return f"{mean} ({low} to {high})" if low != NOT_REACHED else mean
@@ -299,7 +299,7 @@ def tokens_text(estimate: IntervalEstimate) -> str:
 def ratio_text(estimate: IntervalEstimate) -> str:
     if np.isnan(estimate.mean):
         return "neither reaches it"
-    mean, low, high = ("infinite" if np.isinf(n) else f"{n:.2f}" for n in interval_cells(estimate))
+    mean, low, high = ("infinite" if np.isinf(n) else f"{n:.2f}" for n in estimate.cells)
     return f"{mean} (no interval)" if np.isnan(estimate.low) else f"{mean} ({low} to {high})"
 
 

@@ -14,18 +14,18 @@ from enum import StrEnum
 import numpy as np
 from scipy.stats import rankdata
 
-from mrt_hpc.analysis.analysis_files import (
+from mrt_hpc.analysis.figures import LineFigure, Panel
+from mrt_hpc.analysis.findings import (
     Analysis,
     Curve,
-    CurvePoint,
     DataTable,
+    Point,
     figure_of_curves,
     interval_text,
     name_of_file,
     table_of_curves,
     title_of,
 )
-from mrt_hpc.analysis.figures import LineFigure, Panel
 from mrt_hpc.analysis.intervals import clustered_mean
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.problem_measures import curve_of
@@ -123,7 +123,7 @@ def progress_curves(model: ModelSamples, halves: Sequence[Mapping[str, Difficult
             yield Curve((model.name, "difficulty", level), episodes)
 
 
-def progress_by_episode(problems: Mapping[str, Sequence[EvaluatedTrace]]) -> tuple[CurvePoint, ...]:
+def progress_by_episode(problems: Mapping[str, Sequence[EvaluatedTrace]]) -> tuple[Point, ...]:
     """The mean progress of episode j, from 0, with the numbers of traces and of problems that have one."""
     by_episode: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for problem, traces in problems.items():
@@ -131,12 +131,12 @@ def progress_by_episode(problems: Mapping[str, Sequence[EvaluatedTrace]]) -> tup
             for episode, gain in enumerate(progress(curve_of(trace).values)):
                 by_episode[episode][problem].append(float(gain))
     return tuple(
-        CurvePoint((j,), given=clustered_mean([*gains.values()]), more=(sum(map(len, gains.values())), len(gains)))
+        Point((j,), given=clustered_mean([*gains.values()]), more=(sum(map(len, gains.values())), len(gains)))
         for j, gains in sorted(by_episode.items())
     )
 
 
-def frequent_episodes(points: Sequence[CurvePoint], fewest: int) -> tuple[CurvePoint, ...]:
+def frequent_episodes(points: Sequence[Point], fewest: int) -> tuple[Point, ...]:
     """Those that at least so many problems have."""
     return tuple(point for point in points if point.more[-1] >= fewest)
 
@@ -165,7 +165,7 @@ def _summary(curves: Sequence[Curve]) -> DataTable:
     most = max(len(curve.points) for curve in curves)
     rows = []
     for curve in curves:
-        cells = [interval_text(estimate, 2, signed=True) for estimate in curve.estimates]
+        cells = [interval_text(estimate, "+.2f") for estimate in curve.estimates]
         rows.append((curve.model, curve.names[-1], *cells, *[""] * (most - len(cells))))
     return DataTable("mean progress", ("model", "traces", *(f"episode {j}" for j in range(most))), tuple(rows))
 

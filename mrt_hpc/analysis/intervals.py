@@ -16,7 +16,7 @@ cover 86 to 94 %.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -38,6 +38,15 @@ class IntervalEstimate:
     mean: float
     low: float
     high: float
+
+    @property
+    def cells(self) -> tuple[float, float, float]:
+        return self.mean, self.low, self.high
+
+    def text(self, written: Callable[[float], str]) -> str:
+        """A text such as ``28.1 % (20.4 % to 37.3 %)``, or without an interval."""
+        mean, low, high = map(written, self.cells)
+        return f"{mean} ({low} to {high})" if math.isfinite(self.low) else mean
 
     @property
     def excludes_zero(self) -> bool:

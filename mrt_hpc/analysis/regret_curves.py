@@ -1,29 +1,28 @@
-"""Normalised regret against the budget of tokens, for ``mrt-hpc analyze regret``."""
+"""Normalised regret against the budget of tokens, for ``mrt-hpc analyze regret``: of the recipe's own traces, past the
+budget of the training, and against voting.
+"""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mrt_hpc.analysis import intervals
-from mrt_hpc.analysis.analysis_files import (
-    Analysis,
-    Curve,
-    CurvePoint,
-    DataTable,
-    comparisons_with_first,
-    figure_of_curves,
-    gain_table,
-    interval_text,
-    remark_on_correction,
-    table_of_curves,
-    title_of,
+from mrt_hpc.analysis import findings, intervals
+from mrt_hpc.analysis.findings import Analysis, Curve, Point, figure_of_curves, interval_text, table_of_curves
+from mrt_hpc.analysis.model_samples import SUITE_WITH, EvaluatedTrace, ModelSamples, require_same_budgets
+from mrt_hpc.analysis.problem_measures import Regret, curve_of, curves_of, require_budget
+from mrt_hpc.analysis.scaling import forced_majority, require_few_draws
+from mrt_hpc.errors import Advice, UserError
+from mrt_hpc.mrt.regret import (
+    VOTES,
+    TraceCurve,
+    area_of_episodes,
+    join_curves,
+    regret_against_voting,
+    regret_by_problem,
 )
-from mrt_hpc.analysis.model_samples import ModelSamples
-from mrt_hpc.analysis.problem_measures import Regret, curves_of, require_budget
-from mrt_hpc.errors import Advice
-from mrt_hpc.mrt.regret import TraceCurve, area_of_episodes, regret_by_problem
+from mrt_hpc.mrt.votes import RULE
 from mrt_hpc.recipe.choices import Boundaries
 
 MEANT = (Boundaries.EPISODES,)
@@ -48,11 +47,11 @@ def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int]) -> An
     for model in models:
         require_budget(model, measured[-1], Advice("--budgets "))
     regrets = [
-        Curve((name,), tuple(CurvePoint((budget,), regret_by_problem(mine, budget)) for budget in measured))
+        Curve((name,), tuple(Point((budget,), regret_by_problem(mine, budget)) for budget in measured))
         for name, mine in valued.items()
     ]
     areas = [
-        Curve((name,), tuple(CurvePoint((j,), given=area) for j, area in enumerate(area_ratios(mine, measured[-1]))))
+        Curve((name,), tuple(Point((j,), given=area) for j, area in enumerate(area_ratios(mine, measured[-1]))))
         for name, mine in valued.items()
     ]
     shown = sorted({round((len(measured) - 1) * part / 4) for part in range(1, 5)})
@@ -61,7 +60,7 @@ def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int]) -> An
     compared = [row for table in differences for row in table.rows]
     corrected = [float(row[-1]) for row in compared if row[2] == measured[-1]]
     figure = figure_of_curves(
-        "areas_by_episode", title_of("Area of the first episodes", areas), "episodes kept",
+        "areas_by_episode", findings.title_of("Area of the first episodes", areas), "episodes kept",
         f"area / area of whole traces, {measured[-1]} tokens", areas, percent=True, whole_numbers=True, level=1.0,
     )  # fmt: skip
     left_out = [
@@ -75,7 +74,7 @@ def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int]) -> An
         found,
         tables=(table, of_areas, *differences),
         figures=(*found.figures, figure),
-        verdicts=comparisons_with_first(models, Regret(measured[-1]), corrected, len(compared)),
+        verdicts=findings.comparisons_with_first(models, Regret(measured[-1]), corrected, len(compared)),
         remarks=(*left_out, *found.remarks),
     )
 
@@ -118,15 +117,183 @@ def analysis_of_regret(curves: Sequence[Curve], shown: Iterable[int]) -> Analysi
     ]
     if others:
         columns = ("model", "against", "budget_tokens", "difference")
-        tables.append(gain_table("regret_differences", columns, differences)[0])
+        tables.append(findings.gain_table("regret_differences", columns, differences)[0])
     places = [*shown]
     rows = [(curve.model, *(interval_text(curve.points[place].estimate) for place in places)) for curve in curves]
     names = ("model", *(f"{first.points[place].at[0]} tokens" for place in places))
-    remarks = remark_on_correction("differences of regret at the budgets", len(differences))
+    remarks = findings.remark_on_correction("differences of regret at the budgets", len(differences))
     if remarks and len(first.points) > 1:
         remarks = (*remarks, "fewer budgets that were chosen before (--budgets) are corrected for less")
-    figure = figure_of_curves(
-        "regret", title_of("Normalised regret", curves), "budget (tokens)", "normalised regret (mean, 95 % interval)",
-        curves,
-    )  # fmt: skip
-    return Analysis(tuple(tables), (figure,), DataTable("normalised regret", names, tuple(rows)), remarks=remarks)
+    title, y_label = findings.title_of("Normalised regret", curves), "normalised regret (mean, 95 % interval)"
+    figure = figure_of_curves("regret", title, "budget (tokens)", y_label, curves)
+    return Analysis(
+        tuple(tables), (figure,), findings.DataTable("normalised regret", names, tuple(rows)), remarks=remarks
+    )
+
+
+# -- past the budget of the training -----------------------------------------------------------------------------------
+# ``mrt-hpc analyze regret RUN --beyond EXTRAPOLATED`` (paper, Figures 9 and 12): one evaluation cuts thoughts into
+# episodes, another extends thoughts (mode ``extrapolation``). Trace i of a problem has the same thought in both, where
+# the engine gives equal samples for equal seeds.
+
+
+PARTS = 4
+"""The number of budgets up to that of the training where none are named."""
+
+
+@dataclass(frozen=True)
+class Extended:
+    samples: ModelSamples
+    extensions: ModelSamples
+
+    @property
+    def pairs(self) -> Iterator[tuple[EvaluatedTrace, EvaluatedTrace]]:
+        """Each trace with its extension, of those that both evaluations have."""
+        for problem, traces in self.samples.problems.items():
+            yield from zip(traces, self.extensions.problems[problem], strict=False)
+
+    @property
+    def others(self) -> int:
+        """Pairs whose thoughts are different samples, as their lengths show."""
+        base = self.extensions.budgets[0]
+        return sum(not _is_same(trace, extension, base) for trace, extension in self.pairs)
+
+
+def _is_same(trace: EvaluatedTrace, extension: EvaluatedTrace, base: int) -> bool:
+    """Whether the thoughts agree. One that the limit cut is extended from its last whole paragraph."""
+    end, extended = trace.boundaries[-1].tokens, extension.boundaries[1].tokens
+    return extended == end or (end == base and extended < end)
+
+
+def analyse_regret_beyond(
+    models: Sequence[ModelSamples], beyond: Sequence[ModelSamples], budgets: Sequence[int]
+) -> Analysis:
+    """Normalised regret up to the training's budget; past it a trace's curve goes on through its extensions.
+
+    Args:
+        models: with values at the ends of episodes.
+        beyond: the same models and perhaps others, with values at the ends of extensions.
+        budgets: up to that of the training, in tokens; empty takes four.
+    """
+    pairs = [_extend(model, beyond) for model in models]
+    require_same_budgets([pair.extensions for pair in pairs])
+    base, *longer = pairs[0].extensions.budgets
+    up_to = sorted(set(budgets)) or [base * part // PARTS for part in range(1, PARTS + 1)]
+    if up_to[-1] > base:
+        raise UserError(
+            "past the budget of the training, the budgets are those of the extensions",
+            value=up_to[-1],
+            where="--budgets",
+            expected=f"at most {base}",
+            advice=Advice("--budgets {base}", base=base),
+        )
+    curves = [_regret_of(pair, up_to, longer) for pair in pairs]
+    found = analysis_of_regret(curves, range(len(curves[0].points)))
+    other_samples = [
+        f"{pair.samples.name}: {others} of {sum(1 for _ in pair.pairs)} thoughts that were extended are other samples "
+        "than those that were cut into episodes, as their lengths show; such a curve joins two thoughts"
+        for pair in pairs
+        if (others := pair.others)
+    ]
+    return replace(found, remarks=(*other_samples, *found.remarks))
+
+
+def _extend(model: ModelSamples, beyond: Sequence[ModelSamples]) -> Extended:
+    curves_of(model)  # it refuses samples that have no regret
+    found = next((other for other in beyond if other.weights == model.weights), None)
+    if found is None or not model.problems.keys() <= found.problems.keys():
+        raise UserError(
+            f"{model.name} was not extended on these problems of {model.benchmark}",
+            value=[other.name for other in beyond],
+            where="--beyond",
+            expected=f"an evaluation of {model.source}",
+            advice=Advice(
+                "mrt-hpc eval {source} --suite {suite_with}",
+                source=model.source,
+                suite_with=SUITE_WITH[Boundaries.EXTENSIONS],
+            ),
+        )
+    found.require_boundaries(Boundaries.EXTENSIONS)
+    found.require_values()
+    pair = Extended(model, replace(found, name=model.name, counted=model.counted))
+    if pair.others == sum(1 for _ in pair.pairs):
+        raise UserError(
+            f"{model.name}: none of the thoughts that were extended is one that was cut into episodes",
+            where=found.source,
+            expected="the same seed, prompt, sampling and token limit in both evaluations",
+            advice=Advice(
+                "mrt-hpc eval {source} --suite {suite_with}",
+                source=model.source,
+                suite_with=SUITE_WITH[Boundaries.EPISODES],
+            ),
+        )
+    return pair
+
+
+def _regret_of(pair: Extended, up_to: Sequence[int], longer: Sequence[int]) -> Curve:
+    whole, counted = curves_of(pair.samples), pair.samples.counted
+    extended = {problem: [curve_of(trace, counted) for trace in pair.extensions.problems[problem]] for problem in whole}
+    short = {p: curves[: len(extended[p])] for p, curves in whole.items()}
+    points = [Point((budget,), regret_by_problem(short, budget)) for budget in up_to]
+    for number, budget in enumerate(longer, start=2):  # boundary 1 is the end of the thought itself
+        curves = {
+            problem: [
+                join_curves(curve, TraceCurve(more.tokens[2 : number + 1], more.values[2 : number + 1]))
+                for curve, more in zip(mine, extended[problem], strict=False)
+            ]
+            for problem, mine in short.items()
+        }
+        points.append(Point((budget,), regret_by_problem(curves, budget)))
+    return Curve((pair.samples.name,), tuple(points))
+
+
+# -- against voting ----------------------------------------------------------------------------------------------------
+# What thinking on loses to the better of thinking on and of voting, by the number of episodes (paper, Appendix E), for
+# ``mrt-hpc analyze regret --against-voting``. The mean is over traces; its interval is clustered by problem.
+
+
+def analyse_voting_regret(models: Sequence[ModelSamples]) -> Analysis:
+    """Raises UserError where boundaries are not the ends of episodes, or have fewer than 8 forced answers."""
+    curves = [voting_regret(model) for model in models]
+    table = table_of_curves("regret_against_voting", ("model", "episodes", "regret", "low", "high", "traces"), curves)
+    label = "regret against voting (mean, 95 % interval)"
+    figure = figure_of_curves(table.name, "Regret against voting", "episodes", label, curves, whole_numbers=True)
+    most = max(len(curve.points) for curve in curves)
+    cells = [
+        (curve.model, *map(interval_text, curve.estimates), *[""] * (most - len(curve.points))) for curve in curves
+    ]
+    columns = ("model", *(f"{b + 1} episodes" for b in range(most)))
+    return Analysis(
+        (table,), (figure,), findings.DataTable("regret against voting", columns, tuple(cells)), remarks=(RULE,)
+    )
+
+
+def voting_regret(model: ModelSamples) -> Curve:
+    """Against voting over the first b episodes, for b = 1 .. the most of a trace; beside it the traces with an area to
+    be compared.
+    """
+    model.require_boundaries(*MEANT)
+    if model.fewest_forced < VOTES[-1]:
+        raise UserError(
+            f"{model.name}: regret against voting needs {VOTES[-1]} answers that were forced at each prefix",
+            value=model.fewest_forced,
+            where=model.source,
+            expected=f"an evaluation whose prover draws at least {VOTES[-1]} branches",
+            advice=Advice(
+                "mrt-hpc eval {source} --suite {suite_with}", source=model.source, suite_with=SUITE_WITH[MEANT[0]]
+            ),
+        )
+    require_few_draws(model)
+    votes = {
+        problem: [np.array([[forced_majority(b, p) for p in VOTES] for b in trace.boundaries]) for trace in traces]
+        for problem, traces in model.problems.items()
+    }
+    most = max(len(trace) for traces in votes.values() for trace in traces) - 1
+    found = []
+    for episodes in range(1, most + 1):
+        by_trace = [[regret_against_voting(trace, episodes) for trace in traces] for traces in votes.values()]
+        known = [[regret for regret in traces if regret is not None] for traces in by_trace]
+        if any(known):
+            mean = intervals.clustered_mean([regrets for regrets in known if regrets])
+            found.append(Point((episodes,), given=mean, more=(sum(map(len, known)),)))
+    return Curve((model.name,), tuple(found))

@@ -18,18 +18,9 @@ import numpy as np
 from scipy.special import stdtrit
 
 from mrt_hpc.analysis import intervals
-from mrt_hpc.analysis.analysis_files import (
-    Analysis,
-    Curve,
-    CurvePoint,
-    DataTable,
-    interval_cells,
-    interval_text,
-    name_of_file,
-    table_of_curves,
-)
 from mrt_hpc.analysis.comparing import can_show, quantity
 from mrt_hpc.analysis.figures import LineFigure, Panel
+from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point, interval_text, name_of_file, table_of_curves
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples, prover_options
 from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK, tokens_at
 from mrt_hpc.errors import Advice, UserError
@@ -82,10 +73,10 @@ def prefix_curve(model: ModelSamples, voters: int) -> ScalingCurve:
     return ScalingCurve((model.name, f"maj@{voters} at prefix"), tuple(points), voters)
 
 
-def _prefix_point(model: ModelSamples, voters: int, j: int) -> CurvePoint:
+def _prefix_point(model: ModelSamples, voters: int, j: int) -> Point:
     accuracy = _means(model, lambda trace: forced_majority(_boundary(trace, j), voters))
     tokens = _means(model, lambda trace: tokens_at(_boundary(trace, j), "sampled", voters))
-    return CurvePoint((j, float(np.mean(list(tokens.values())))), accuracy)
+    return Point((j, float(np.mean(list(tokens.values())))), accuracy)
 
 
 def _boundary(trace: EvaluatedTrace, j: int) -> EvaluatedBoundary:
@@ -118,8 +109,7 @@ def direct_curves(model: ModelSamples) -> tuple[ScalingCurve, ScalingCurve]:
     """maj@k and pass@k, for k = 1, 2, 4 .. the fewest samples of a problem."""
     sizes = [1 << exponent for exponent in range(model.fewest.bit_length())]
     votes, passes = (
-        tuple(CurvePoint((k, k * model.mean_tokens), of(k).values(model)) for k in sizes)
-        for of in (MajorityAtK, PassAtK)
+        tuple(Point((k, k * model.mean_tokens), of(k).values(model)) for k in sizes) for of in (MajorityAtK, PassAtK)
     )
     return ScalingCurve((model.name, VOTE), votes), ScalingCurve((model.name, "pass@k"), passes)
 
@@ -183,7 +173,7 @@ def earlier_votes(curve: ScalingCurve, margin: float = MARGIN) -> list[EarlierVo
     ]
 
 
-def guarded_gain(earlier: CurvePoint, last: CurvePoint) -> intervals.IntervalEstimate:
+def guarded_gain(earlier: Point, last: Point) -> intervals.IntervalEstimate:
     """The gain of the last vote with a 95 % interval; within a margin, it passes two one-sided tests of 2.5 % each.
 
     One more problem that gains 1 and one that loses 1 are added (Bonett and Price 2012), because problems that seldom
@@ -193,7 +183,7 @@ def guarded_gain(earlier: CurvePoint, last: CurvePoint) -> intervals.IntervalEst
     return intervals.mean_gain([(dict.fromkeys(after, 0.0), after)]).interval
 
 
-def _gains(earlier: CurvePoint, last: CurvePoint) -> list[float]:
+def _gains(earlier: Point, last: Point) -> list[float]:
     return [last.by_problem[problem] - before for problem, before in earlier.by_problem.items()]
 
 
@@ -286,7 +276,7 @@ def equal_tokens_verdict(curve: ScalingCurve, complete: ScalingCurve) -> str:
         told = "one complete sample" if samples is few else f"the complete samples ({most.index} of a problem)"
         return f"{head}: not compared, it takes {last.x:,.0f} tokens, and {told} {tokens:,.0f}"
     gain, problems = equal.gain, len(last.by_problem)
-    verdict = f"{head}: {interval_text(gain.interval, signed=True)}"
+    verdict = f"{head}: {interval_text(gain.interval, '+.3f')}"
     if gain.p_value < intervals.SIGNIFICANCE:
         return f"{verdict}, it is {'better' if gain.mean > 0 else 'worse'} by {quantity(measure, abs(gain.mean))}"
     limit = can_show(measure, problems, intervals.detectable(gain.error, gain.degrees))
@@ -300,7 +290,7 @@ def table_of_earlier_votes(curves: Sequence[ScalingCurve], margin: float = MARGI
     rows = [
         (
             curve.model, curve.way, vote.episode, vote.tokens, vote.saved,
-            *interval_cells(vote.gain.interval), vote.gain.p_value, vote.corrected_p,
+            *vote.gain.interval.cells, vote.gain.p_value, vote.corrected_p,
             vote.loss.low, vote.loss.high, "yes" if vote.as_good else "not shown",
         )
         for curve in curves
@@ -318,7 +308,7 @@ def table_of_equal_tokens(pairs: Sequence[tuple[ScalingCurve, ScalingCurve]]) ->
     rows = [
         (
             equal.curve.model, equal.curve.way, equal.curve.points[-1].x, equal.curve.points[-1].estimate.mean,
-            equal.complete, *interval_cells(equal.gain.interval), equal.gain.p_value,
+            equal.complete, *equal.gain.interval.cells, equal.gain.p_value,
         )
         for equal in equals
     ]  # fmt: skip
@@ -426,7 +416,7 @@ def _summary(pairs: Sequence[tuple[ScalingCurve, ScalingCurve]]) -> DataTable:
         rows.append(
             (
                 *curve.names, interval_text(first.estimate), interval_text(last.estimate), f"{last.x:.0f}",
-                interval_text(gain, signed=True), f"{best.estimate.mean:.3f} at j = {best.index}",
+                interval_text(gain, "+.3f"), f"{best.estimate.mean:.3f} at j = {best.index}",
                 "none" if np.isnan(equal) else f"{equal:.3f}",
             )
         )  # fmt: skip

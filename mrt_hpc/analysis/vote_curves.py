@@ -10,15 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mrt_hpc.analysis.analysis_files import (
-    Analysis,
-    CurvePoint,
-    DataTable,
-    interval_text,
-    name_of_file,
-    table_of_curves,
-)
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel
+from mrt_hpc.analysis.findings import Analysis, DataTable, Point, interval_text, name_of_file, table_of_curves
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples, SampleAttempt
 from mrt_hpc.analysis.problem_measures import MajorityAtK
 from mrt_hpc.analysis.scaling import ScalingCurve, direct_curves, prefix_curve, require_votes, votes_left_out, votes_of
@@ -101,18 +94,18 @@ def _bin(trace: EvaluatedTrace) -> int:
     return -(-(len(trace.boundaries) - 1) // BIN)
 
 
-Place = Callable[[CurvePoint, ScalingCurve], float]
+Place = Callable[[Point, ScalingCurve], float]
 """A point's place on the horizontal axis."""
 
 
-def episode_place(point: CurvePoint, curve: ScalingCurve) -> float:
+def episode_place(point: Point, curve: ScalingCurve) -> float:
     """A vote of p answers after j episodes stands at j + p - 1, as if each further answer were an episode; k complete
     samples stand at k.
     """
     return float(point.index + (curve.voters or 1) - 1)
 
 
-def token_place(point: CurvePoint, _: ScalingCurve) -> float:
+def token_place(point: Point, _: ScalingCurve) -> float:
     return point.x
 
 
@@ -150,7 +143,7 @@ def _lines(found: BinCurves, place: Place) -> Iterator[Line]:
         yield replace(curve, points=points).line(label, colour=number + (number > 0))
 
 
-def _placed_point(point: CurvePoint, curve: ScalingCurve, place: Place) -> CurvePoint:
+def _placed_point(point: Point, curve: ScalingCurve, place: Place) -> Point:
     return replace(point, at=(place(point, curve),))
 
 
@@ -189,7 +182,7 @@ def analyse_votes(models: Sequence[ModelSamples]) -> Analysis:
 def votes_of_samples(model: ModelSamples) -> ScalingCurve:
     """maj@k of complete samples, at k times the mean tokens of a sample."""
     sizes = range(1, min(MOST_VOTERS, model.fewest) + 1)
-    points = [CurvePoint((k, k * model.mean_tokens), MajorityAtK(k).values(model)) for k in sizes]
+    points = [Point((k, k * model.mean_tokens), MajorityAtK(k).values(model)) for k in sizes]
     return ScalingCurve((model.name, SAMPLES), tuple(points))
 
 
@@ -201,7 +194,7 @@ def votes_of_attempts(model: ModelSamples) -> ScalingCurve:
     for k in range(1, most + 1):
         accuracy = {p: float(np.mean([_vote(mine[:k]) for mine in samples])) for p, samples in attempts.items()}
         tokens = [np.mean([sum(a.tokens for a in mine[:k]) for mine in samples]) for samples in attempts.values()]
-        points.append(CurvePoint((k, float(np.mean(tokens))), accuracy))
+        points.append(Point((k, float(np.mean(tokens))), accuracy))
     return ScalingCurve((model.name, ATTEMPTS), tuple(points))
 
 

@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mrt_hpc.analysis.measures import is_evaluated, span_text
+from mrt_hpc.analysis.measures import is_evaluated
+from mrt_hpc.analysis.number_formats import span_text
 from mrt_hpc.errors import Advice
 from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan, Role, read_plan
 from mrt_hpc.recipe.lock import FREE_SECTIONS, lock_text, read_lock

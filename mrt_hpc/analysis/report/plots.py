@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from mrt_hpc.analysis.analysis_files import Curve
 from mrt_hpc.analysis.episode_progress import FEW_PROBLEMS, frequent_episodes
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel, line_of
+from mrt_hpc.analysis.findings import Curve
 from mrt_hpc.analysis.intervals import IntervalEstimate, clustered_mean
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
-from mrt_hpc.analysis.number_formats import DASH, count, estimate_text, number, share_text
+from mrt_hpc.analysis.number_formats import DASH, count, number, percent
 from mrt_hpc.analysis.report.content import Column, Plot, PrefixCurves, RunRecord, Table
 from mrt_hpc.analysis.rows import (
     accuracy_of,
@@ -189,7 +189,7 @@ def _shown_curves(records: Sequence[RunRecord], benchmark: str) -> Iterator[tupl
 
 def _vote_table(title: str, votes: Sequence[Vote]) -> Table:
     rows = tuple(
-        (line.label, count(index), count(round(tokens)), share_text(accuracy))
+        (line.label, count(index), count(round(tokens)), accuracy.text(percent))
         for line, indices in votes
         for index, tokens, accuracy in zip(indices, line.x, line.y, strict=True)
     )
@@ -462,7 +462,7 @@ def make_plot(
 
 def series_table(title: str, x_label: str, lines: Sequence[Line]) -> Table:
     """The table has a row each x and a column each line."""
-    cells = [dict(zip(line.x, (estimate_text(y, number) for y in line.y), strict=True)) for line in lines]
+    cells = [dict(zip(line.x, (y.text(number) for y in line.y), strict=True)) for line in lines]
     places = sorted({x for line in lines for x in line.x})
     rows = tuple((f"{x:g}", *(column.get(x, DASH) for column in cells)) for x in places)
     columns = (Column(x_label), *(Column(line.label) for line in lines))

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mrt_hpc.analysis.comparing import plural
 from mrt_hpc.analysis.intervals import FloatArray, IntervalEstimate, Means, crossed_gain, crossed_share
-from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary, few_answers, graders_of, several_graders, span_text
-from mrt_hpc.analysis.number_formats import DASH, count, decimal_text, interval, number, percent, share_text
+from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary, few_answers, graders_of, several_graders
+from mrt_hpc.analysis.number_formats import DASH, count, number, percent, plural, points, span_text
 from mrt_hpc.analysis.report.content import Column, ReportSection, RunRecord, Table, directory_records
 from mrt_hpc.analysis.report.plots import result_plots
 from mrt_hpc.analysis.rows import (
@@ -92,7 +91,7 @@ def _gains(record: RunRecord) -> list[str]:
     if means and (gain := means[-1].difference):
         sentences.append(
             f"Mean over benchmarks: {percent(means[-1].accuracy.mean)} after {means[-1].version} iterations, "
-            f"{interval(gain)} points against version {means[0].version}."
+            f"{gain.text(points)} points against version {means[0].version}."
         )
     return sentences
 
@@ -102,7 +101,7 @@ def _outcome(row: EvaluationRow) -> str:
     assert gain is not None  # outcomes() gives comparable versions only
     return (
         f"{row.evaluation.benchmark}: {percent(row.evaluation.accuracy)} after {row.evaluation.version} iterations, "
-        f"{interval(gain)} points against version {row.baseline}; the 95 % interval {_zero_clause(gain)}."
+        f"{gain.text(points)} points against version {row.baseline}; the 95 % interval {_zero_clause(gain)}."
     )
 
 
@@ -172,9 +171,9 @@ def _accuracies(arms: Mapping[str, Sequence[RunRecord]], trained: bool) -> Table
 def _accuracy_text(runs: Sequence[RunRecord], benchmark: str) -> str:
     whole = _whole(runs, [benchmark])
     if len(runs) == 1:
-        return f"{share_text(accuracy_of(_last(runs[0])[benchmark]))}{_at(whole)}" if whole else DASH
+        return f"{accuracy_of(_last(runs[0])[benchmark]).text(percent)}{_at(whole)}" if whole else DASH
     share = _share(whole, benchmark)
-    return DASH if share is None else f"{share_text(share)}, {plural(len(whole), 'run')}{_at(whole)}"
+    return DASH if share is None else f"{share.text(percent)}, {plural(len(whole), 'run')}{_at(whole)}"
 
 
 def _at(runs: Sequence[RunRecord]) -> str:
@@ -204,7 +203,7 @@ def _share(whole: Sequence[RunRecord], benchmark: str) -> IntervalEstimate | Non
 
 def _outcomes_of_arms(records: Sequence[RunRecord]) -> list[str]:
     return [
-        f"{arm}: {share_text(share)} on {name}, the mean of {plural(len(whole), 'run')}{_at(whole)}, and its 95 % "
+        f"{arm}: {share.text(percent)} on {name}, the mean of {plural(len(whole), 'run')}{_at(whole)}, and its 95 % "
         "interval over seeds and problems."
         for arm, runs in _arms(records).items()
         if len(runs) > 1
@@ -224,7 +223,7 @@ def _outcomes_against_first(records: Sequence[RunRecord]) -> list[str]:
             where = names[0] if len(names) == 1 else f"the mean over {len(names)} benchmarks"
             gain = crossed_gain([*shared.values()]).interval
             sentences.append(
-                f"{name}: {interval(gain)} points of pass@1 against {first} on {where}; the 95 % interval "
+                f"{name}: {gain.text(points)} points of pass@1 against {first} on {where}; the 95 % interval "
                 f"{_zero_clause(gain)}."
             )
     return sentences
@@ -265,7 +264,7 @@ def _differences(caption: str, arms: Mapping[str, Sequence[RunRecord]], measured
     ]
     names = dict.fromkeys(name for shared in pairs for name in shared)
     rows = tuple(
-        (name, *(interval(crossed_gain([shared[name]]).interval) if name in shared else DASH for shared in pairs))
+        (name, *(crossed_gain([shared[name]]).interval.text(points) if name in shared else DASH for shared in pairs))
         for name in names
     )
     return Table(caption, (BENCHMARK, *map(Column, [*arms][1:])), rows, UNCORRECTED)
@@ -363,7 +362,7 @@ def _evaluation_rows(records: Sequence[RunRecord]) -> Iterator[Row]:
                     f"{evaluation.problems} × {evaluation.samples}",
                     percent(evaluation.accuracy),
                     f"{percent(evaluation.low)} to {percent(evaluation.high)}",
-                    interval(row.difference) if row.difference else DASH,
+                    row.difference.text(points) if row.difference else DASH,
                     number(evaluation.tokens_per_rollout),
                     percent(evaluation.truncated_share),
                     percent(evaluation.answered_share),
@@ -378,8 +377,8 @@ def _means(records: Sequence[RunRecord]) -> tuple[Table, ...]:
             (
                 record.name,
                 _version(record, mean.version),
-                share_text(mean.accuracy),
-                interval(mean.difference) if mean.difference else DASH,
+                mean.accuracy.text(percent),
+                mean.difference.text(points) if mean.difference else DASH,
             ),
         )
         for record in records
@@ -394,7 +393,12 @@ def _sample_tables(records: Sequence[RunRecord]) -> tuple[Table, ...]:
     rows = (
         (
             last,
-            (*_where(record, evaluation), count(k), share_text(estimate), share_text(votes[k]) if k in votes else DASH),
+            (
+                *_where(record, evaluation),
+                count(k),
+                estimate.text(percent),
+                votes[k].text(percent) if k in votes else DASH,
+            ),
         )
         for record, evaluation, last in _versions(records)
         for votes in [majority_estimates(evaluation)]
@@ -411,7 +415,7 @@ def _sample_tables(records: Sequence[RunRecord]) -> tuple[Table, ...]:
 def _stages(records: Sequence[RunRecord]) -> tuple[Table, ...]:
     """The table has a row for each round or budget, where a way of evaluating has several."""
     rows = (
-        (last, (*_where(record, evaluation), stage, share_text(accuracy)))
+        (last, (*_where(record, evaluation), stage, accuracy.text(percent)))
         for record, evaluation, last in _versions(records)
         for stage, accuracy in stage_estimates(evaluation).items()
     )
@@ -441,8 +445,8 @@ def _regrets(records: Sequence[RunRecord]) -> tuple[Table, ...]:
                 record.name,
                 count(row.budget),
                 _version(record, row.version),
-                decimal_text(row.regret),
-                interval(row.difference) if row.difference else DASH,
+                row.regret.text("{:.3f}".format),
+                row.difference.text(points) if row.difference else DASH,
                 row.counted,
             ),
         )

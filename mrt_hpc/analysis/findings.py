@@ -29,7 +29,7 @@ class DataTable:
 
 
 @dataclass(frozen=True)
-class CurvePoint:
+class Point:
     at: tuple[float, ...]
     """Its place, in cells of a row; the last one is that on the horizontal axis."""
     by_problem: Means = field(default_factory=dict)
@@ -52,7 +52,7 @@ class CurvePoint:
 
     @property
     def row(self) -> tuple[Cell, ...]:
-        return (*self.at, *interval_cells(self.estimate), *self.more)
+        return (*self.at, *self.estimate.cells, *self.more)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Curve:
 
     names: tuple[str, ...]
     """The first cells of its rows: the model's name, and what is measured of it."""
-    points: tuple[CurvePoint, ...]
+    points: tuple[Point, ...]
 
     @property
     def model(self) -> str:
@@ -139,10 +139,6 @@ def _text(cell: Cell) -> str:
     return str(cell)
 
 
-def interval_cells(estimate: IntervalEstimate) -> tuple[float, float, float]:
-    return estimate.mean, estimate.low, estimate.high
-
-
 def gain_table(
     name: str, columns: Sequence[str], gains: Sequence[tuple[tuple[Cell, ...], MeanGain]]
 ) -> tuple[DataTable, list[float]]:
@@ -150,10 +146,7 @@ def gain_table(
     first cells of its row.
     """
     corrected = holm([gain.p_value for _, gain in gains])
-    rows = [
-        (*cells, *interval_cells(gain.interval), gain.p_value, p)
-        for (cells, gain), p in zip(gains, corrected, strict=True)
-    ]
+    rows = [(*cells, *gain.interval.cells, gain.p_value, p) for (cells, gain), p in zip(gains, corrected, strict=True)]
     return DataTable(name, (*columns, "low", "high", "p", "corrected_p"), tuple(rows)), corrected
 
 
@@ -180,13 +173,12 @@ def comparisons_with_first(
         ]
     return tuple(
         f"{measure.name}, {comparison.second.name} against {comparison.first.name}: "
-        f"{interval_text(comparison.gain.interval, signed=True)}, {verdict(comparison)}"
+        f"{interval_text(comparison.gain.interval, '+.3f')}, {verdict(comparison)}"
         for comparison in comparisons
     )
 
 
-def interval_text(estimate: IntervalEstimate, digits: int = 3, *, signed: bool = False) -> str:
+def interval_text(estimate: IntervalEstimate, form: str = ".3f") -> str:
     """A text such as ``0.412 (0.35 to 0.47)``."""
-    sign = "+" if signed else ""
-    mean, low, high = (f"{number:{sign}.{digits}f}" for number in interval_cells(estimate))
-    return f"{mean} ({low} to {high})" if math.isfinite(estimate.low) else f"{mean} (no interval)"
+    text = estimate.text(f"{{:{form}}}".format)
+    return text if math.isfinite(estimate.low) else f"{text} (no interval)"
