@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from benchmarking import RESULTS, ROOT, SMALL_WORLD, csv_text, options, spread, submit, table, written
+from learning_curves import Contrast, Draws, SeededEstimate, contrast
 from learnt import Learnt, Spending
 from numpy.typing import NDArray
 from run_of import read_events
@@ -43,7 +44,6 @@ from warm_start import WarmStartSettings, warm_start
 
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel, draw
 from mrt_hpc.analysis.intervals import IntervalEstimate, paired_difference
-from learning_curves import Contrast, Draws, SeededEstimate, contrast
 from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.family import runs_of

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from learnt import Learnt, Spending
-
 from learning_curves import RESAMPLES, Draws, LearningCurve, contrast
+from learnt import Learnt, Spending
 
 STORED = Path(__file__).parents[2] / "benchmarks" / "results" / "learning" / "runs"
 EVENLY = np.full((1, 20), 1 / 20)
