@@ -158,13 +158,11 @@ def compare(
     for measure in measures:
         for other in others:
             pairs = [_restrict_to_shared(a, b) for a, b in zip(first, other, strict=True)]
-            single = [
-                _compare_arms(*pair, measure, _count_left_out(*whole), paired=paired)
-                for pair, whole in zip(pairs, zip(first, other, strict=True), strict=True)
-            ]
-            comparisons += single
-            if len(single) > 1 and measure.is_share:
-                comparisons.append(_mean(pairs, measure, single, paired=paired))
+            left_out = [_count_left_out(a, b) for a, b in zip(first, other, strict=True)]
+            for pair, left in zip(pairs, left_out, strict=True):
+                comparisons.append(_compare_pairs([pair], measure, left, paired=paired))
+            if len(pairs) > 1 and measure.is_share:
+                comparisons.append(_compare_pairs(pairs, measure, sum(left_out), paired=paired))
     corrected = intervals.holm([comparison.gain.p_value for comparison in comparisons])
     return [
         replace(comparison, corrected_p=p, together=len(comparisons))
@@ -172,34 +170,39 @@ def compare(
     ]
 
 
-def _compare_arms(first: Arm, second: Arm, measure: Measure, left_out: int, *, paired: bool) -> Comparison:
-    before, after = first.values(measure), second.values(measure)
-    scale = 1.0 if measure.is_share else float(max(before.max(), after.max(), 1.0))
-    gain = intervals.crossed_gain([(before / scale, after / scale)], paired=paired)
+def _compare_pairs(pairs: Sequence[tuple[Arm, Arm]], measure: Measure, left_out: int, *, paired: bool) -> Comparison:
+    """On one benchmark, or by the mean over several, which have the same weight, and the same runs of an arm."""
+    values = [(first.values(measure), second.values(measure)) for first, second in pairs]
+    most = max(float(values_SP.max()) for pair in values for values_SP in pair)
+    scale = 1.0 if measure.is_share else max(most, 1.0)
+    gain = intervals.crossed_gain([(before / scale, after / scale) for before, after in values], paired=paired)
+    sides = [_side([pair[n] for pair in pairs], [pair[n] for pair in values], measure, scale) for n in (0, 1)]
     return Comparison(
         measure,
-        first.benchmark,
-        _side(first, before, measure, scale),
-        _side(second, after, measure, scale),
-        problems=before.shape[1],
+        MEAN if len(pairs) > 1 else pairs[0][0].benchmark,
+        *sides,
+        problems=sum(before.shape[1] for before, _ in values),
         left_out=left_out,
         gain=gain,
         scale=scale,
-        spread=_spread(first, second, measure, scale),
+        spread=None if len(pairs) > 1 else _spread(*pairs[0], measure, scale),
         corrected_p=gain.p_value,
         paired=paired,
     )
 
 
-def _side(arm: Arm, values_SP: intervals.FloatArray, measure: Measure, scale: float) -> Side:
-    """The interval is the measure's for a single run, else over seeds and problems."""
-    means = tuple(math.fsum(values_P) / len(values_P) for values_P in values_SP)
-    return Side(arm.name, _own_interval(arm, values_SP, measure, scale), arm.fewest, means, bool(arm.differing))
+def _side(arms: Sequence[Arm], values: Sequence[intervals.FloatArray], measure: Measure, scale: float) -> Side:
+    """One arm on each of the benchmarks."""
+    means = np.mean([[math.fsum(values_P) / len(values_P) for values_P in values_SP] for values_SP in values], axis=0)
+    interval = None if len(arms) > 1 else _own_interval(arms[0], values[0], measure, scale)
+    samples = min(arm.fewest for arm in arms)
+    return Side(arms[0].name, interval, samples, tuple(means.tolist()), bool(arms[0].differing))
 
 
 def _own_interval(
     arm: Arm, values_SP: intervals.FloatArray, measure: Measure, scale: float
 ) -> intervals.IntervalEstimate:
+    """The measure's for a single run, else over seeds and problems."""
     if len(arm.runs) == 1:
         return measure.interval(arm.runs[0])
     if measure.is_share:
@@ -236,33 +239,6 @@ def _spread(first: Arm, second: Arm, measure: Measure, scale: float) -> interval
     return intervals.spread_of(before, after)
 
 
-def _mean(
-    pairs: Sequence[tuple[Arm, Arm]], measure: Measure, single: Sequence[Comparison], *, paired: bool
-) -> Comparison:
-    """Benchmarks have the same weight, and the same runs of an arm."""
-    values = [(first.values(measure), second.values(measure)) for first, second in pairs]
-    gain = intervals.crossed_gain(values, paired=paired)
-    return Comparison(
-        measure,
-        MEAN,
-        _mean_side([comparison.first for comparison in single]),
-        _mean_side([comparison.second for comparison in single]),
-        problems=sum(comparison.problems for comparison in single),
-        left_out=sum(comparison.left_out for comparison in single),
-        gain=gain,
-        scale=1.0,
-        spread=None,
-        corrected_p=gain.p_value,
-        paired=paired,
-    )
-
-
-def _mean_side(sides: Sequence[Side]) -> Side:
-    means_S = np.mean([side.means for side in sides], axis=0)
-    samples = min(side.samples for side in sides)
-    return Side(sides[0].name, None, samples, tuple(means_S.tolist()), sides[0].is_mixed)
-
-
 # -- in words
 
 
@@ -279,8 +255,11 @@ def quantity(measure: Measure, amount: float) -> str:
 def verdict(comparison: Comparison) -> str:
     """The sentence also says whether it is about recipes or trained models."""
     if comparison.is_significant:
-        found = f"is {_direction(comparison)}: {_more(comparison)}" if comparison.measure.is_share else None
-        return f"{comparison.second.name} {found or f'takes {_more(comparison)}'} ({_about(comparison)})"
+        amount = quantity(comparison.measure, abs(comparison.gain.mean) * comparison.scale)
+        found = f"{amount} {'more' if comparison.gain.mean > 0 else 'less'}"
+        better = (comparison.gain.mean > 0) == comparison.measure.more_is_better
+        how = f"is {'better' if better else 'worse'}:" if comparison.measure.is_share else "takes"
+        return f"{comparison.second.name} {how} {found} ({_about(comparison)})"
     corrected = " after the correction" if comparison.gain.p_value < intervals.SIGNIFICANCE else ""
     seeds = f"{_seeds(comparison)} on " if comparison.has_several_seeds else ""
     limit = can_show(comparison.measure, comparison.problems, comparison.detectable)
@@ -310,16 +289,6 @@ def can_show(measure: Measure, problems: int, smallest: float) -> str:
     if measure.is_share and smallest > 1:
         return f"n = {problems} problems are too few to show any difference"
     return f"n = {problems} problems can show {quantity(measure, smallest)} or more"
-
-
-def _more(comparison: Comparison) -> str:
-    amount = quantity(comparison.measure, abs(comparison.gain.mean) * comparison.scale)
-    return f"{amount} {'more' if comparison.gain.mean > 0 else 'less'}"
-
-
-def _direction(comparison: Comparison) -> str:
-    better = (comparison.gain.mean > 0) == comparison.measure.more_is_better
-    return "better" if better else "worse"
 
 
 def requirement(comparison: Comparison, difference: float) -> str | None:
@@ -433,8 +402,19 @@ def notes(comparisons: Sequence[Comparison], arms: Sequence[Sequence[Arm]]) -> l
     runs = [[run for arm in of_benchmark for run in arm.runs] for of_benchmark in zip(*arms, strict=True)]
     sentences = [note for mine in runs for note in other_settings(mine[0], mine[1:], seeds=not several)]
     sentences += filter(None, map(_unequal_arms_remark, comparisons))
-    sentences += (_missing_problems_remark(comparison) for comparison in comparisons if comparison.left_out)
-    sentences += (_few_problems_remark(comparison) for comparison in comparisons if comparison.problems < FEW)
+    sentences += [
+        f"{one.left_out} problems of {one.benchmark} are left out, which not both of {one.first.name} and "
+        f"{one.second.name} have"
+        for one in comparisons
+        if one.left_out
+    ]
+    sentences += [
+        f"{one.benchmark} has {plural(one.problems, 'problem')}: with fewer than {FEW} an interval assumes that gains "
+        "follow a normal distribution; where a few problems gain much more than the others, it holds the truth less "
+        "often than it says"
+        for one in comparisons
+        if one.problems < FEW
+    ]
     sentences += _seed_remarks(comparisons)
     over = "problems, and over the seeds of an arm of several runs" if several else "problems"
     sentences.append(
@@ -458,24 +438,18 @@ def _seed_remarks(comparisons: Sequence[Comparison]) -> list[str]:
     for comparison in comparisons:
         for side in comparison.sides if comparison.benchmark != MEAN else ():
             of_arms[side.name].append((side, comparison))
-    found = [max(of_arm, key=_relative_deviation) for of_arm in of_arms.values() if of_arm[0][0].runs > 1]
-    sentences = [_seed_spread_text(side, comparison) for side, comparison in found]
+    sentences = []
+    for name, of_arm in of_arms.items():
+        side, one = max(of_arm, key=lambda found: (found[0].deviation or 0.0) / found[1].scale)
+        if side.deviation is not None:
+            most, deviation = (quantity(one.measure, amount) for amount in (float(np.ptp(side.means)), side.deviation))
+            where = f"{one.measure.name} on {one.benchmark} (standard deviation {deviation})"
+            sentences.append(f"the {side.runs} seeds of {name} differ by up to {most} in {where}")
     if all(comparison.has_several_seeds for comparison in comparisons):
         return sentences
     about = "a verdict with a single run on a side is about trained models and not about recipes"
     other = "another training seed of the same recipe may differ from it by about as much"
     return [f"{about}: {other}; --arm NAME=RUN,RUN,... takes the seeds of a recipe as one arm", *sentences]
-
-
-def _relative_deviation(found: tuple[Side, Comparison]) -> float:
-    side, comparison = found
-    return (side.deviation or 0.0) / comparison.scale
-
-
-def _seed_spread_text(side: Side, comparison: Comparison) -> str:
-    most, deviation = (quantity(comparison.measure, x) for x in (float(np.ptp(side.means)), side.deviation or 0.0))
-    where = f"{comparison.measure.name} on {comparison.benchmark}"
-    return f"the {side.runs} seeds of {side.name} differ by up to {most} in {where} (standard deviation {deviation})"
 
 
 UNEQUAL = {2: (3, "3 to 10"), 3: (6, "4 to 9"), 4: (8, "4 to 8")}
@@ -493,19 +467,6 @@ def _unequal_arms_remark(comparison: Comparison) -> str | None:
     return (
         f"{few.name} has {few.runs} seeds, and {many.name} {many.runs}: with so unequal arms an interval calls equal "
         f"recipes different in {errs} % of simulated comparisons, and not in 5 %; more seeds of {few.name} mend this"
-    )
-
-
-def _missing_problems_remark(comparison: Comparison) -> str:
-    names = f"{comparison.first.name} and {comparison.second.name}"
-    return f"{comparison.left_out} problems of {comparison.benchmark} are left out, which not both of {names} have"
-
-
-def _few_problems_remark(comparison: Comparison) -> str:
-    return (
-        f"{comparison.benchmark} has {plural(comparison.problems, 'problem')}: with fewer than {FEW} an interval "
-        "assumes that gains follow a normal distribution; where a few problems gain much more than the others, it "
-        "holds the truth less often than it says"
     )
 
 
