@@ -101,8 +101,7 @@ def mean_of(*benchmarks: intervals.Means) -> intervals.IntervalEstimate:
 
 def pass_estimates(*benchmarks: EvaluationSummary) -> dict[int, intervals.IntervalEstimate]:
     """The mean over benchmarks for every k that all have. For k = 1 it is the accuracy with its interval."""
-    passes = [_means_by_name(list(e.pass_at_k), e.pass_by_problem) for e in benchmarks]
-    estimates = {k: mean_of(*shares) for k, shares in _common_shares(passes).items()}
+    estimates = _common_estimates([_means_by_name(e.pass_at_k, e.pass_by_problem) for e in benchmarks])
     if len(benchmarks) == 1 and 1 in estimates:
         estimates[1] = _prefer_summary(estimates[1], benchmarks[0])
     return estimates
@@ -110,15 +109,20 @@ def pass_estimates(*benchmarks: EvaluationSummary) -> dict[int, intervals.Interv
 
 def majority_estimates(*benchmarks: EvaluationSummary) -> dict[int, intervals.IntervalEstimate]:
     """The mean over benchmarks; empty where a summary has none."""
-    majorities = [_means_by_name(list(e.pass_at_k), e.majority_by_problem) for e in benchmarks]
-    return {k: mean_of(*shares) for k, shares in _common_shares(majorities).items()}
+    return _common_estimates([_means_by_name(e.pass_at_k, e.majority_by_problem) for e in benchmarks])
+
+
+def _common_estimates(benchmarks: Sequence[Mapping[int, intervals.Means]]) -> dict[int, intervals.IntervalEstimate]:
+    """The mean for every k that all benchmarks have."""
+    ks = sorted(set.intersection(*(set(means) for means in benchmarks)))
+    return {k: mean_of(*(means[k] for means in benchmarks)) for k in ks}
 
 
 def stage_estimates(evaluation: EvaluationSummary) -> dict[str, intervals.IntervalEstimate]:
     """The last stage's estimate is the result's."""
     if not evaluation.stages_by_problem:
         return {}
-    shares = _means_by_name(list(evaluation.stages), evaluation.stages_by_problem)
+    shares = _means_by_name(evaluation.stages, evaluation.stages_by_problem)
     estimates = {name: mean_of(by_problem) for name, by_problem in shares.items()}
     last = next(reversed(estimates))
     return {**estimates, last: _prefer_summary(estimates[last], evaluation)}
@@ -133,50 +137,38 @@ def _prefer_summary(estimate: intervals.IntervalEstimate, evaluation: Evaluation
     return accuracy_of(evaluation) if abs(estimate.mean - evaluation.accuracy) < ROUNDED else estimate
 
 
-def _means_by_name(names: Sequence[Name], by_problem: Mapping[str, Sequence[float]]) -> dict[Name, intervals.Means]:
+def _means_by_name(names: Iterable[Name], by_problem: Mapping[str, Sequence[float]]) -> dict[Name, intervals.Means]:
     if not by_problem:
         return {}
     return {name: {problem: row[i] for problem, row in by_problem.items()} for i, name in enumerate(names)}
-
-
-def _common_shares(benchmarks: Sequence[Mapping[int, intervals.Means]]) -> dict[int, list[intervals.Means]]:
-    """The means for every k that all benchmarks have."""
-    ks = sorted(set.intersection(*(set(means) for means in benchmarks)))
-    return {k: [means[k] for means in benchmarks] for k in ks}
 
 
 # -- the rows of tables
 
 
 @dataclass(frozen=True)
-class EvaluationRow:
-    evaluation: EvaluationSummary
+class VersionRow:
+    """A measure of one weights version on one benchmark, or its mean over several, beside the first version."""
+
+    evaluations: tuple[EvaluationSummary, ...]
+    """One a benchmark."""
+    estimate: intervals.IntervalEstimate
     difference: intervals.IntervalEstimate | None
-    """Gain over the first evaluated version, paired by problem; None for that version itself, and where problems differ
-    or several graders have judged them.
+    """Gain over the first version, paired by problem; None for that version itself, and where problems, tokens that
+    count or graders differ.
     """
     baseline: int
+    """The first version."""
+    budget: int | None = None
+    """The tokens of regret."""
 
+    @property
+    def evaluation(self) -> EvaluationSummary:
+        return self.evaluations[0]
 
-@dataclass(frozen=True)
-class MeanRow:
-    """The mean over several benchmarks, of one version evaluated on all of them."""
-
-    version: int
-    accuracy: intervals.IntervalEstimate
-    difference: intervals.IntervalEstimate | None
-
-
-@dataclass(frozen=True)
-class RegretRow:
-    benchmark: str
-    version: int
-    budget: int
-    """Tokens."""
-    counted: str
-    regret: intervals.IntervalEstimate
-    difference: intervals.IntervalEstimate | None
-    """As in EvaluationRow; below zero is better."""
+    @property
+    def version(self) -> int:
+        return self.evaluation.version
 
 
 Pair = tuple[EvaluationSummary, EvaluationSummary]
@@ -200,19 +192,18 @@ def have_several_graders(evaluations: Iterable[EvaluationSummary]) -> bool:
     return len(graders_of(*evaluations)) > 1
 
 
-def evaluation_rows(evaluations: Sequence[EvaluationSummary]) -> list[EvaluationRow]:
+def evaluation_rows(evaluations: Sequence[EvaluationSummary]) -> list[VersionRow]:
     """Each row has its gain over the benchmark's first version."""
-    rows = []
-    for first, *others in group_by_benchmark(evaluations).values():
-        gains = (_gain([(first, evaluation)]) for evaluation in others)
-        rows += [
-            EvaluationRow(each, gain, first.version)
-            for each, gain in zip((first, *others), (None, *gains), strict=True)
-        ]
-    return rows
+    return [
+        VersionRow(
+            (each,), accuracy_of(each), None if each is group[0] else _gain([(group[0], each)]), group[0].version
+        )
+        for group in group_by_benchmark(evaluations).values()
+        for each in group
+    ]
 
 
-def mean_rows(evaluations: Sequence[EvaluationSummary]) -> list[MeanRow]:
+def mean_rows(evaluations: Sequence[EvaluationSummary]) -> list[VersionRow]:
     """Rows of the versions evaluated on all benchmarks; empty for fewer than two benchmarks."""
     groups = list(group_by_benchmark(evaluations).values())
     if len(groups) < 2:
@@ -223,26 +214,26 @@ def mean_rows(evaluations: Sequence[EvaluationSummary]) -> list[MeanRow]:
     for version in shared:
         pairs = [(versions[shared[0]], versions[version]) for versions in by_version]
         gain = None if version == shared[0] else _gain(pairs)
-        rows.append(MeanRow(version, mean_of(*(this.per_problem for _, this in pairs)), gain))
-    return [row for row in rows if row.difference or row.version == shared[0]]
-
-
-def regret_rows(evaluations: Sequence[EvaluationSummary]) -> list[RegretRow]:
-    """Each row has its change from the benchmark's first version."""
-    rows = []
-    for versions in group_by_benchmark(evaluations).values():
-        for budget in sorted({budget for evaluation in versions for budget in evaluation.regret}):
-            valued = [evaluation for evaluation in versions if evaluation.regret.get(budget)]
-            for evaluation in valued:
-                first, counted = valued[0], evaluation.regret_tokens
-                compared = evaluation is not first and counted == first.regret_tokens
-                change = _gain([(first, evaluation)], budget) if compared else None
-                regret = mean_of(evaluation.regret[budget])
-                rows.append(RegretRow(evaluation.benchmark, evaluation.version, budget, counted, regret, change))
+        these = tuple(this for _, this in pairs)
+        if gain or version == shared[0]:
+            rows.append(VersionRow(these, mean_of(*(this.per_problem for this in these)), gain, shared[0]))
     return rows
 
 
-def outcomes(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
+def regret_rows(evaluations: Sequence[EvaluationSummary]) -> list[VersionRow]:
+    """Each row has its change from the benchmark's first version; below zero is better."""
+    rows = []
+    for versions in group_by_benchmark(evaluations).values():
+        for budget in sorted({budget for evaluation in versions for budget in evaluation.regret}):
+            first, *_ = valued = [evaluation for evaluation in versions if evaluation.regret.get(budget)]
+            for each in valued:
+                compared = each is not first and each.regret_tokens == first.regret_tokens
+                change = _gain([(first, each)], budget) if compared else None
+                rows.append(VersionRow((each,), mean_of(each.regret[budget]), change, first.version, budget))
+    return rows
+
+
+def outcomes(rows: Sequence[VersionRow]) -> list[VersionRow]:
     """The last comparable version of each benchmark."""
     return list({row.evaluation.benchmark: row for row in rows if row.difference is not None}.values())
 
