@@ -142,9 +142,7 @@ class ModelSamples:
                 value=self.boundaries.name.lower(),
                 where=self.source,
                 expected=f"samples whose boundaries are {' or '.join(meant)}",
-                advice=Advice(
-                    "mrt-hpc eval {source} --suite {suite_with}", source=self.source, suite_with=SUITE_WITH[meant[0]]
-                ),
+                advice=self.command_for(meant[0]),
             )
 
     def require_values(self) -> None:
@@ -153,10 +151,16 @@ class ModelSamples:
                 f"{self.name}: the prefixes of these samples were not valued",
                 where=self.source,
                 expected=f"an evaluation on {self.benchmark} that names a prover",
-                advice=Advice(
-                    "mrt-hpc eval {source} {with_prover}", source=self.source, with_prover=prover_options(self)
-                ),
+                advice=self.command_with_prover,
             )
+
+    def command_for(self, boundaries: Boundaries) -> Advice:
+        """It evaluates the model on a suite whose samples have such boundaries."""
+        return Advice("mrt-hpc eval {source} --suite {suite}", source=self.source, suite=SUITE_WITH[boundaries])
+
+    @property
+    def command_with_prover(self) -> Advice:
+        return Advice("mrt-hpc eval {source} {with_prover}", source=self.source, with_prover=prover_options(self))
 
 
 def require_same_budgets(models: Sequence[ModelSamples]) -> None:

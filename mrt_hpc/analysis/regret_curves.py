@@ -10,7 +10,7 @@ import numpy as np
 
 from mrt_hpc.analysis import findings, intervals
 from mrt_hpc.analysis.findings import Analysis, Curve, Point, figure_of_curves, interval_text, table_of_curves
-from mrt_hpc.analysis.model_samples import SUITE_WITH, EvaluatedTrace, ModelSamples, require_same_budgets
+from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples, require_same_budgets
 from mrt_hpc.analysis.problem_measures import Regret, curve_of, curves_of, require_budget
 from mrt_hpc.analysis.scaling import forced_majority, require_few_draws
 from mrt_hpc.errors import Advice, UserError
@@ -207,11 +207,7 @@ def _extend(model: ModelSamples, beyond: Sequence[ModelSamples]) -> Extended:
             value=[other.name for other in beyond],
             where="--beyond",
             expected=f"an evaluation of {model.source}",
-            advice=Advice(
-                "mrt-hpc eval {source} --suite {suite_with}",
-                source=model.source,
-                suite_with=SUITE_WITH[Boundaries.EXTENSIONS],
-            ),
+            advice=model.command_for(Boundaries.EXTENSIONS),
         )
     found.require_boundaries(Boundaries.EXTENSIONS)
     found.require_values()
@@ -221,11 +217,7 @@ def _extend(model: ModelSamples, beyond: Sequence[ModelSamples]) -> Extended:
             f"{model.name}: none of the thoughts that were extended is one that was cut into episodes",
             where=found.source,
             expected="the same seed, prompt, sampling and token limit in both evaluations",
-            advice=Advice(
-                "mrt-hpc eval {source} --suite {suite_with}",
-                source=model.source,
-                suite_with=SUITE_WITH[Boundaries.EPISODES],
-            ),
+            advice=model.command_for(Boundaries.EPISODES),
         )
     return pair
 
@@ -279,9 +271,7 @@ def voting_regret(model: ModelSamples) -> Curve:
             value=model.fewest_forced,
             where=model.source,
             expected=f"an evaluation whose prover draws at least {VOTES[-1]} branches",
-            advice=Advice(
-                "mrt-hpc eval {source} --suite {suite_with}", source=model.source, suite_with=SUITE_WITH[MEANT[0]]
-            ),
+            advice=model.command_for(MEANT[0]),
         )
     require_few_draws(model)
     votes = {

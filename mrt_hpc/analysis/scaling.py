@@ -21,9 +21,9 @@ from mrt_hpc.analysis import intervals
 from mrt_hpc.analysis.comparing import can_show, quantity
 from mrt_hpc.analysis.figures import LineFigure, Panel
 from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point, interval_text, name_of_file, table_of_curves
-from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples, prover_options
+from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
 from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK, tokens_at
-from mrt_hpc.errors import Advice, UserError
+from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.values import Vote
 from mrt_hpc.mrt.votes import RIGHT, RULE, AnswerCounts, cleaned_answer, majority_at_k, weighted_majority_at_k
 from mrt_hpc.recipe.choices import Boundaries
@@ -356,9 +356,7 @@ def require_votes(models: Sequence[ModelSamples]) -> list[ModelSamples]:
             f"{models[0].name}: the samples have no answers that were forced at all prefixes",
             where=models[0].source,
             expected="an evaluation whose prover draws branches, as forced_answer or boxed_answer does",
-            advice=Advice(
-                "mrt-hpc eval {source} {with_prover}", source=models[0].source, with_prover=prover_options(models[0])
-            ),
+            advice=models[0].command_with_prover,
         )
     return voting
 
@@ -373,9 +371,7 @@ def require_few_draws(model: ModelSamples) -> None:
             value=max(weighted),
             where="--weighted",
             expected=f"at most {MOST_WEIGHTED} forced answers at a prefix",
-            advice=Advice(
-                "mrt-hpc eval {source} {with_prover}", source=model.source, with_prover=prover_options(model)
-            ),
+            advice=model.command_with_prover,
         )
 
 

@@ -78,7 +78,6 @@ UNREACHED = {
     "analysis/paper_results.py": "commands of a page, which test_paper_results.py types",
     "analysis/problem_measures.py curves_of": OTHER_SAMPLES,
     "analysis/report/": "a report holds it as prose",
-    "analysis/scaling.py require_few_draws": OTHER_SAMPLES,
     "backends/queued_jobs.py JobQueue.task_states": "it is typed on a machine of another cluster",
     "backends/queued_jobs.py cancel_run": "a process that does not end within a minute, or a full disk",
     "backends/sites.py read_settings": "another user can change the settings: tests/unit/test_default_site.py",
