@@ -333,12 +333,12 @@ def _why_samples_are_not_known(comparison: Comparison) -> str:
 def row_of(comparison: Comparison, points: float) -> dict[str, Any]:
     """The columns of the CSV file: plain numbers, shares in [0, 1] or tokens.
 
-    ``detectable`` is None for infinity. ``asked`` is the difference (``points``) that the next three columns are about.
-    ``seeds_needed`` are those of each arm where both have
-    several runs, None above a thousand; where no number is enough, ``problems_needed`` says
-    how many problems there have to be at least.
+    ``detectable`` is None for infinity. ``asked`` is the difference that the next three columns are about: ``points``
+    percentage points, or of tokens per cent of the first model's. ``seeds_needed`` are those of each arm where both
+    have several runs, None above a thousand; where no number is enough, ``problems_needed`` says how many problems
+    there have to be at least.
     """
-    asked = asked_difference(comparison, points)
+    asked = points / 100 * (1.0 if comparison.measure.is_share else comparison.first.mean)
     needed = comparison.needed_size(asked)
     gain, scale = comparison.gain.interval, comparison.scale
     return {
@@ -378,11 +378,6 @@ def _columns(which: str, side: Side) -> dict[str, Any]:
 def finite(number: float) -> float | None:
     """JSON lacks infinity, which becomes None."""
     return number if math.isfinite(number) else None
-
-
-def asked_difference(comparison: Comparison, points: float) -> float:
-    """So many percentage points in the measure's unit; of tokens, per cent of the first model's."""
-    return points / 100 * (1.0 if comparison.measure.is_share else comparison.first.mean)
 
 
 def csv_of(rows: Sequence[dict[str, Any]]) -> str:

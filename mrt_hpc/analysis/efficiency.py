@@ -178,20 +178,19 @@ def tokens_to(by_model: Sequence[ModelEfficiency], level: float, seed: int) -> l
     """All models have the same problems in the same order."""
     problems = len(by_model[0].accuracy)
     weights = bootstrap_weights(problems, seed)
-    exact = [float(first_reached(model.allowed, model.mean[None], level)[0]) for model in by_model]
-    drawn = [first_reached(model.allowed, weights @ model.accuracy, level) for model in by_model]
-    ratios = [_ratios(tokens, draws, exact[0], drawn[0]) for tokens, draws in zip(exact, drawn, strict=True)]
-    return [
-        TokensTo(
-            model.name,
-            level,
-            percentiles(tokens, draws, problems),
-            percentiles(*ratio, problems),
-            float(np.mean(np.isnan(ratio[1]))),
-            p_of_ratio(ratio[1], problems),
+    reached = [
+        first_reached(model.allowed, np.vstack([model.mean, weights @ model.accuracy]), level) for model in by_model
+    ]  # [1 + draws] each, the estimate first
+    results = []
+    for model, tokens in zip(by_model, reached, strict=True):
+        ratios = ratio_of_tokens(tokens, reached[0])
+        estimates = (
+            percentiles(float(tokens[0]), tokens[1:], problems),
+            percentiles(float(ratios[0]), ratios[1:], problems),
         )
-        for model, tokens, draws, ratio in zip(by_model, exact, drawn, ratios, strict=True)
-    ]
+        undefined, p = float(np.mean(np.isnan(ratios[1:]))), p_of_ratio(ratios[1:], problems)
+        results.append(TokensTo(model.name, level, *estimates, undefined, p))
+    return results
 
 
 def p_of_ratio(draws: NDArray[np.float64], problems: int) -> float:
@@ -219,13 +218,6 @@ def bootstrap_weights(problems: int, seed: int) -> NDArray[np.float64]:
     """[draws, P] the share of each problem in each draw of P problems with replacement."""
     shares = np.full(problems, 1.0 / problems)
     return np.random.default_rng(seed).multinomial(problems, shares, size=DRAWS) / problems
-
-
-def _ratios(
-    tokens: float, draws: NDArray[np.float64], first: float, first_draws: NDArray[np.float64]
-) -> tuple[float, NDArray[np.float64]]:
-    both = ratio_of_tokens(np.append(draws, tokens), np.append(first_draws, first))
-    return float(both[-1]), both[:-1]
 
 
 def ratio_of_tokens(tokens: NDArray[np.float64], first: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -290,10 +282,8 @@ def level_text(level: float) -> str:
 
 def tokens_text(estimate: IntervalEstimate) -> str:
     """Tokens with an interval, or words where an accuracy is not reached."""
-    mean, low, high = (NOT_REACHED if np.isinf(n) else f"{n:.0f}" for n in estimate.cells)
-    if np.isnan(estimate.low):
-        return f"{mean} (no interval)"
-    return f"{mean} ({low} to {high})" if low != NOT_REACHED else mean
+    text = estimate.text(lambda tokens: NOT_REACHED if np.isinf(tokens) else f"{tokens:.0f}")
+    return f"{text} (no interval)" if np.isnan(estimate.low) else text
 
 
 def ratio_text(estimate: IntervalEstimate) -> str:

@@ -38,7 +38,9 @@ def summarise_evaluation(
     estimate = intervals.pass_at_1(list(rewards.values()))
     fewest = min(len(samples) for samples in rewards.values())
     sizes = [1 << exponent for exponent in range(fewest.bit_length())]
-    passes = {problem: [_pass_at_k(samples, k) for k in sizes] for problem, samples in rewards.items()}
+    right = {problem: sum(reward >= RIGHT for reward in samples) for problem, samples in rewards.items()}
+    passes = {p: [intervals.pass_at_k(len(mine), right[p], k) for k in sizes] for p, mine in rewards.items()}
+    votes = {p: AnswerCounts.of(zip(mine, rewards[p], strict=True)) for p, mine in (answers or {}).items()}
     by_stage = stages or {}
     return EvaluationSummary(
         version=version,
@@ -51,7 +53,7 @@ def summarise_evaluation(
         per_problem={problem: float(np.mean(samples)) for problem, samples in rewards.items()},
         pass_at_k={k: float(np.mean([row[i] for row in passes.values()])) for i, k in enumerate(sizes)},
         pass_by_problem={problem: _round_all(row) for problem, row in passes.items()},
-        majority_by_problem={p: _majorities(rewards[p], mine, sizes) for p, mine in (answers or {}).items()},
+        majority_by_problem={p: _round_all([majority_at_k(mine, k) for k in sizes]) for p, mine in votes.items()},
         stages={name: float(np.mean(list(means.values()))) for name, means in by_stage.items()},
         stages_by_problem=_rows(by_stage),
         **measured,
@@ -62,16 +64,6 @@ DIGITS = 6
 """Decimals of numbers of single problems, so that files stay small."""
 ROUNDED = 10.0**-DIGITS
 """Means of rounded numbers that differ by less agree."""
-
-
-def _pass_at_k(rewards: Sequence[float], k: int) -> float:
-    """A sample counts as correct when its reward is 1."""
-    return intervals.pass_at_k(len(rewards), sum(reward >= RIGHT for reward in rewards), k)
-
-
-def _majorities(rewards: Sequence[float], answers: Sequence[str | None], sizes: Sequence[int]) -> tuple[float, ...]:
-    counts = AnswerCounts.of(zip(answers, rewards, strict=True))
-    return _round_all([majority_at_k(counts, k) for k in sizes])
 
 
 def _rows(columns: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[float, ...]]:

@@ -286,7 +286,13 @@ def spending(layout: RunLayout, plan: Plan, recipe: Experiment, accounts: Accoun
     spent += [
         _recorded_attempt(attempt, plan, recipe, _queued_s(attempt, plan, of_plan, submitted)) for attempt in rest
     ]
-    notes = [*stream.faults, *_notes(allocations, uncounted, plan, recipe)]
+    notes = list(stream.faults)
+    if any(allocation.gpus is None and resources_of(allocation.job, plan, recipe).gpus for allocation in allocations):
+        notes.append(
+            "accounting does not name GPUs here (AccountingStorageTRES lacks gres/gpu): those of the plan are counted"
+        )
+    if uncounted:
+        notes.append(f"{len(uncounted)} attempt(s) are not in accounting, and count by their own events")
     if strange:
         notes.append(
             f"{strange} attempt(s) do not count, as they name a job that no plan has: their records are damaged"
@@ -302,18 +308,13 @@ def match_attempts(
     left = sorted(times, key=lambda attempt: attempt.started)
     pairs: list[tuple[Allocation, SpentTime | None]] = []
     for allocation in sorted(allocations, key=lambda allocation: allocation.began):
-        mine = [a for a in left if a.task_id == allocation.task_id and _is_in_allocation(allocation, a)]
+        first, last = allocation.began - CLOCKS_APART_S, allocation.began + allocation.seconds + CLOCKS_APART_S
+        mine = [a for a in left if a.task_id == allocation.task_id and first <= a.started <= last]
         attempt = min(mine, key=lambda a: abs(a.started - allocation.began), default=None)
         pairs.append((allocation, attempt))
         if attempt is not None:
             left.remove(attempt)
     return pairs, left
-
-
-def _is_in_allocation(allocation: Allocation, attempt: SpentTime) -> bool:
-    return (
-        allocation.began - CLOCKS_APART_S <= attempt.started <= allocation.began + allocation.seconds + CLOCKS_APART_S
-    )
 
 
 def _accounted_attempt(
@@ -351,15 +352,6 @@ def _queued_s(
         if other.began < attempt.began and (other.task_id == attempt.task_id or other.job in awaited)
     ]
     return max(0.0, attempt.began - max([at, *before]))
-
-
-def _notes(
-    allocations: Sequence[Allocation], uncounted: Sequence[SpentTime], plan: Plan, recipe: Experiment
-) -> Iterable[str]:
-    if any(allocation.gpus is None and resources_of(allocation.job, plan, recipe).gpus for allocation in allocations):
-        yield "accounting does not name GPUs here (AccountingStorageTRES lacks gres/gpu): those of the plan are counted"
-    if uncounted:
-        yield f"{len(uncounted)} attempt(s) are not in accounting, and count by their own events"
 
 
 def role_of(job: str, plan: Plan) -> Role:
