@@ -281,11 +281,12 @@ def spending(layout: RunLayout, plan: Plan, recipe: Experiment, accounts: Accoun
     pairs, rest = match_attempts(allocations, of_plan)
     known = {allocation.job_id for allocation in allocations}
     uncounted = [a for a in rest if a.task_id.partition("_")[0] in known]
-    spent = [_accounted_attempt(allocation, attempt, plan, recipe) for allocation, attempt in pairs]
+    spent = [_spent_attempt(allocation, attempt, plan, recipe) for allocation, attempt in pairs]
     submitted = accounts.submitted or {}
-    spent += [
-        _recorded_attempt(attempt, plan, recipe, _queued_s(attempt, plan, of_plan, submitted)) for attempt in rest
-    ]
+    for attempt in rest:
+        queued, seconds = _queued_s(attempt, plan, of_plan, submitted), attempt.ended - attempt.began
+        held = Allocation(attempt.task_id, attempt.began, seconds, None, None, queued, job=attempt.job)
+        spent.append(_spent_attempt(held, attempt, plan, recipe))
     notes = list(stream.faults)
     if any(allocation.gpus is None and resources_of(allocation.job, plan, recipe).gpus for allocation in allocations):
         notes.append(
@@ -317,23 +318,15 @@ def match_attempts(
     return pairs, left
 
 
-def _accounted_attempt(
-    allocation: Allocation, attempt: SpentTime | None, plan: Plan, recipe: Experiment
-) -> SpentAttempt:
-    asked = resources_of(allocation.job, plan, recipe)
+def _spent_attempt(held: Allocation, attempt: SpentTime | None, plan: Plan, recipe: Experiment) -> SpentAttempt:
+    asked = resources_of(held.job, plan, recipe)
     if attempt is not None:
-        by_use = attempt.time_by_use(allocation.began, allocation.seconds)
+        by_use = attempt.time_by_use(held.began, held.seconds)
     else:
-        by_use = {Use.LOST if allocation.failed else Use.UNACCOUNTED: allocation.seconds}
-    gpus = asked.gpus if allocation.gpus is None else allocation.gpus
-    cpus = asked.cpus if allocation.cpus is None else allocation.cpus
-    return SpentAttempt(replace(allocation, gpus=gpus, cpus=cpus), role_of(allocation.job, plan), by_use)
-
-
-def _recorded_attempt(attempt: SpentTime, plan: Plan, recipe: Experiment, queued_s: float | None) -> SpentAttempt:
-    asked, seconds = resources_of(attempt.job, plan, recipe), attempt.ended - attempt.began
-    held = Allocation(attempt.task_id, attempt.began, seconds, asked.gpus, asked.cpus, queued_s, job=attempt.job)
-    return SpentAttempt(held, role_of(attempt.job, plan), attempt.time_by_use(attempt.began, seconds))
+        by_use = {Use.LOST if held.failed else Use.UNACCOUNTED: held.seconds}
+    gpus = asked.gpus if held.gpus is None else held.gpus
+    cpus = asked.cpus if held.cpus is None else held.cpus
+    return SpentAttempt(replace(held, gpus=gpus, cpus=cpus), role_of(held.job, plan), by_use)
 
 
 def _queued_s(

@@ -5,13 +5,13 @@ the episodes that follow.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel
-from mrt_hpc.analysis.findings import Analysis, DataTable, Point, interval_text, name_of_file, table_of_curves
+from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point, interval_text, name_of_file, table_of_curves
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples, SampleAttempt
 from mrt_hpc.analysis.problem_measures import MajorityAtK
 from mrt_hpc.analysis.scaling import ScalingCurve, direct_curves, prefix_curve, require_votes, votes_left_out, votes_of
@@ -94,57 +94,42 @@ def _bin(trace: EvaluatedTrace) -> int:
     return -(-(len(trace.boundaries) - 1) // BIN)
 
 
-Place = Callable[[Point, ScalingCurve], float]
-"""A point's place on the horizontal axis."""
-
-
-def episode_place(point: Point, curve: ScalingCurve) -> float:
-    """A vote of p answers after j episodes stands at j + p - 1, as if each further answer were an episode; k complete
-    samples stand at k.
-    """
-    return float(point.index + (curve.voters or 1) - 1)
-
-
-def token_place(point: Point, _: ScalingCurve) -> float:
-    return point.x
-
-
-AXES: dict[str, tuple[Place, str]] = {
-    "scaling_by_episodes": (episode_place, "episodes, and further answers"),
-    "scaling_by_episodes_in_tokens": (token_place, "tokens (logarithmic)"),
-}
+AXES = {"scaling_by_episodes": "episodes, and further answers", "scaling_by_episodes_in_tokens": "tokens (logarithmic)"}
+IN_TOKENS = "scaling_by_episodes_in_tokens"
 
 
 def _figure(name: str, model: str, bins: Sequence[BinCurves], several: bool) -> LineFigure:
     most = sorted(bins, key=lambda b: b.traces, reverse=True)[:PANELS]
-    place, label = AXES[name]
     panels = tuple(
         Panel(
-            f"Total episodes = {b.name}\n{b.traces} traces of {b.problems} problems", label,
-            "" if number else "accuracy (mean; bands: 95 % interval)", tuple(_lines(b, place)), percent=True,
-            doubling=place is token_place,
+            f"Total episodes = {b.name}\n{b.traces} traces of {b.problems} problems", AXES[name],
+            "" if number else "accuracy (mean; bands: 95 % interval)", tuple(_lines(b, name)), percent=True,
+            doubling=name == IN_TOKENS,
         )
         for number, b in enumerate(b for b in bins if b in most)
     )  # fmt: skip
     return LineFigure(name_of_file(name, model) if several else name, panels)
 
 
-def _lines(found: BinCurves, place: Place) -> Iterator[Line]:
-    blue = found.prefixes[0]
-    sizes = ", ".join(str(curve.voters) for curve in found.prefixes)
-    for j in range(len(blue.points) if len(found.prefixes) > 1 else 0):
-        branch = tuple(_placed_point(curve.points[j], curve, place) for curve in found.prefixes)
-        label = f"maj@p from a prefix, p = {sizes}"
-        yield replace(blue, points=branch).line(label, colour=1, dash="dashed", band=False)
-    direct = [curve for curve in found.complete if curve.model != found.model]
-    for number, curve in enumerate([blue, *direct]):
-        label = f"{curve.way} of {curve.model}" if number else "maj@1 at the prefixes"
-        points = tuple(_placed_point(point, curve, place) for point in curve.points)
-        yield replace(curve, points=points).line(label, colour=number + (number > 0))
+def _lines(found: BinCurves, axis: str) -> Iterator[Line]:
+    curves = [found.prefixes[0], *(curve for curve in found.complete if curve.model != found.model)]
+    votes = found.prefixes
+    if axis != IN_TOKENS:
+        curves, votes = list(map(_by_episodes, curves)), tuple(map(_by_episodes, votes))
+    label = f"maj@p from a prefix, p = {', '.join(str(curve.voters) for curve in votes)}"
+    for branch in zip(*(curve.points for curve in votes), strict=True) if len(votes) > 1 else ():
+        yield Curve((label,), branch).line(colour=1, dash="dashed", band=False)
+    for number, curve in enumerate(curves):
+        name = f"{curve.way} of {curve.model}" if number else "maj@1 at the prefixes"
+        yield curve.line(name, colour=number + (number > 0))
 
 
-def _placed_point(point: Point, curve: ScalingCurve, place: Place) -> Point:
-    return replace(point, at=(place(point, curve),))
+def _by_episodes(curve: ScalingCurve) -> ScalingCurve:
+    """A vote of p answers after j episodes stands at j + p - 1, as if each further answer were an episode; k complete
+    samples stand at k.
+    """
+    further = (curve.voters or 1) - 1
+    return replace(curve, points=tuple(replace(p, at=(float(p.index + further),)) for p in curve.points))
 
 
 # -- votes by tokens ---------------------------------------------------------------------------------------------------
