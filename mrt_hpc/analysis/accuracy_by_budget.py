@@ -10,18 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mrt_hpc.analysis import findings
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
-from mrt_hpc.analysis.findings import (
-    Analysis,
-    Curve,
-    DataTable,
-    Point,
-    comparisons_with_first,
-    gain_table,
-    interval_text,
-    remark_on_correction,
-    table_of_curves,
-)
+from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point
 from mrt_hpc.analysis.intervals import SIGNIFICANCE, MeanGain, mean_gain
 from mrt_hpc.analysis.model_samples import ModelSamples, require_same_budgets
 from mrt_hpc.analysis.problem_measures import MeanMeasure, tokens_at
@@ -59,15 +50,15 @@ def analyse_extrapolation(models: Sequence[ModelSamples]) -> Analysis:
     require_same_budgets(models)
     curves = [accuracy_by_budget(model) for model in models]
     columns = ("model", "budget_tokens", "accuracy", "low", "high", "tokens_used")
-    table = table_of_curves("extrapolation", columns, curves)
+    table = findings.table_of_curves("extrapolation", columns, curves)
     gains = [
         ((curve.model, *point.at), mean_gain([(curve.points[0].by_problem, point.by_problem)]))
         for curve in curves
         for point in curve.points[1:]
     ]
-    of_gains, corrected = gain_table("extrapolation_gains", ("model", "budget_tokens", "gain"), gains)
+    of_gains, corrected = findings.gain_table("extrapolation_gains", ("model", "budget_tokens", "gain"), gains)
     at_last = {model: p for ((model, _), _), p in zip(gains, corrected, strict=True)}  # the last budget of each
-    remarks = (USED, *remark_on_correction("gains over the first budget", len(gains)))
+    remarks = (USED, *findings.remark_on_correction("gains over the first budget", len(gains)))
     verdicts = _verdicts(models, curves, at_last)
     return Analysis((table, of_gains), (_figure(curves),), _summary(curves), verdicts, remarks)
 
@@ -99,7 +90,7 @@ def _summary(curves: Sequence[Curve]) -> DataTable:
         (
             curve.model,
             *(f"{point.estimate.mean:.3f}, {point.more[0]:.0f} used" for point in curve.points),
-            interval_text(_last_gain(curve).interval, "+.3f"),
+            _last_gain(curve).interval.decimals("+.3f"),
         )
         for curve in curves
     ]
@@ -123,10 +114,10 @@ def _verdicts(
         longer.append(
             f"{curve.model}, a budget of {last.at[0]} against {first.at[0]} tokens "
             f"({last.more[0]:.0f} against {first.more[0]:.0f} used): "
-            f"{interval_text(gain.interval, '+.3f')}, {_word(gain, corrected.get(curve.model, 1.0))}"
+            f"{gain.interval.decimals('+.3f')}, {_word(gain, corrected.get(curve.model, 1.0))}"
         )
     budgets = models[0].budgets
-    return (*longer, *comparisons_with_first(models, AccuracyAt(budgets[-1], len(budgets))))
+    return (*longer, *findings.comparisons_with_first(models, AccuracyAt(budgets[-1], len(budgets))))
 
 
 def _word(gain: MeanGain, corrected_p: float) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
-from mrt_hpc.analysis.findings import Analysis, DataTable, interval_text
+from mrt_hpc.analysis.findings import Analysis, DataTable
 from mrt_hpc.analysis.intervals import paired_difference
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.number_formats import percent
@@ -83,7 +83,7 @@ def _summary(by_model: Sequence[ModelAttempts]) -> DataTable:
     rows = [
         (
             m.name, *(f"{np.mean(list(mine.values())):.3f}" for mine in (m.first, m.last)),
-            interval_text(paired_difference(m.first, m.last), "+.3f"), *map(percent, m.changes.values()),
+            paired_difference(m.first, m.last).decimals("+.3f"), *map(percent, m.changes.values()),
         )
         for m in by_model
     ]  # fmt: skip

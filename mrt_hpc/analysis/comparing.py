@@ -11,19 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mrt_hpc.analysis import intervals
+from mrt_hpc.analysis import intervals, named_models
 from mrt_hpc.analysis.model_samples import other_settings
-from mrt_hpc.analysis.named_models import (
-    Arm,
-    benchmarks_left_out,
-    chosen_benchmarks,
-    compared_arms,
-    evaluated_runs,
-    may_be_paired,
-    read_arms,
-    remarks_on,
-    seed_by_seed,
-)
+from mrt_hpc.analysis.named_models import Arm
 from mrt_hpc.analysis.number_formats import plural
 from mrt_hpc.analysis.problem_measures import MajorityAtK, Measure, Regret, measure_of
 from mrt_hpc.errors import Advice, UserError
@@ -511,16 +501,16 @@ def compare_named(
         trust: import code of the runs also where another user can change it.
     """
     measured = [measure_of(name) for name in measures]
-    asked = compared_arms(what, typed_arms, trust=trust)
+    asked = named_models.compared_arms(what, typed_arms, trust=trust)
     models = [model for arm in asked for model in arm.models]
-    chosen = chosen_benchmarks(models, benchmarks)
-    named, late = evaluated_runs(asked, chosen)
+    chosen = named_models.chosen_benchmarks(models, benchmarks)
+    named, late = named_models.evaluated_runs(asked, chosen)
     if paired:
-        named = seed_by_seed(named, chosen)
-    arms = read_arms(named, chosen, graded=any(measure.is_graded for measure in measured))
+        named = named_models.seed_by_seed(named, chosen)
+    arms = named_models.read_arms(named, chosen, graded=any(measure.is_graded for measure in measured))
     comparisons = compare(arms[0], arms[1:], measured, paired=paired)
     missing = missing_runs([*what, *(run for arm in typed_arms for run in arm.partition("=")[2].split(","))])
-    left_out = () if benchmarks else benchmarks_left_out(models, chosen)
-    pairing = () if paired or not may_be_paired(named, chosen) else (PAIRING,)
-    remarks = [*remarks_on(named, chosen), *late, *missing, *left_out, *notes(comparisons, arms), *pairing]
+    left_out = () if benchmarks else named_models.benchmarks_left_out(models, chosen)
+    pairing = () if paired or not named_models.may_be_paired(named, chosen) else (PAIRING,)
+    remarks = [*named_models.remarks_on(named, chosen), *late, *missing, *left_out, *notes(comparisons, arms), *pairing]
     return Compared(tuple(comparisons), tuple(row_of(one, difference) for one in comparisons), tuple(remarks))

@@ -14,16 +14,9 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from mrt_hpc.analysis import findings
 from mrt_hpc.analysis.comparing import FEW
-from mrt_hpc.analysis.findings import (
-    Analysis,
-    Curve,
-    DataTable,
-    Point,
-    figure_of_curves,
-    remark_on_correction,
-    table_of_curves,
-)
+from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point
 from mrt_hpc.analysis.intervals import SIGNIFICANCE, IntervalEstimate, holm, share_interval, t_quantile, two_sided_p
 from mrt_hpc.analysis.model_samples import SUITE_WITH, Counted, EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.number_formats import plural
@@ -113,9 +106,11 @@ def analyse_efficiency(models: Sequence[ModelSamples], levels: Sequence[float], 
     asked = sorted(set(levels)) or default_levels(by_model)
     results = correct_ratios([result for level in asked for result in tokens_to(by_model, level, seed)])
     curves = [model.curve for model in by_model]
-    table = table_of_curves("accuracy_by_tokens", ("model", "allowed_tokens", "accuracy", "low", "high"), curves)
+    table = findings.table_of_curves(
+        "accuracy_by_tokens", ("model", "allowed_tokens", "accuracy", "low", "high"), curves
+    )
     x_label, y_label = f"tokens allowed ({models[0].counted})", "accuracy (mean, 95 % interval)"
-    figure = figure_of_curves(
+    figure = findings.figure_of_curves(
         "efficiency", "Accuracy within a number of tokens", x_label, y_label, curves, percent=True
     )
     remarks = _remarks(models, by_model, results)
@@ -308,7 +303,7 @@ def _remarks(
         if model.is_valued and model.fewest_forced == 0
     ]
     ratios, problems = sum(r.model != results[0].model for r in results), len(models[0].problems)
-    remarks += remark_on_correction("ratios other than 1", ratios)
+    remarks += findings.remark_on_correction("ratios other than 1", ratios)
     if problems > 1 and (least := ratios * p_of_ratio(np.zeros(DRAWS), problems)) >= SIGNIFICANCE:
         remarks.append(
             f"{problems} problems cannot show that a ratio is not 1: with {plural(ratios, 'ratio')} shown together, p "

@@ -14,18 +14,9 @@ from enum import StrEnum
 import numpy as np
 from scipy.stats import rankdata
 
+from mrt_hpc.analysis import findings
 from mrt_hpc.analysis.figures import LineFigure, Panel
-from mrt_hpc.analysis.findings import (
-    Analysis,
-    Curve,
-    DataTable,
-    Point,
-    figure_of_curves,
-    interval_text,
-    name_of_file,
-    table_of_curves,
-    title_of,
-)
+from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point
 from mrt_hpc.analysis.intervals import clustered_mean
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.problem_measures import curve_of
@@ -64,7 +55,9 @@ def analyse_progress(models: Sequence[ModelSamples]) -> Analysis:
     if shown != curves:
         remarks.append(f"means over fewer than {fewest} problems are in the table only, not in the figure")
     figures = tuple(_figures(shown, [model.name for model in models]))
-    return Analysis((table_of_curves("progress", columns, curves),), figures, _summary(curves), remarks=tuple(remarks))
+    return Analysis(
+        (findings.table_of_curves("progress", columns, curves),), figures, _summary(curves), remarks=tuple(remarks)
+    )
 
 
 def difficulty_by_halves(models: Sequence[ModelSamples]) -> tuple[Mapping[str, Difficulty], ...]:
@@ -147,7 +140,9 @@ def frequent_episodes(points: Sequence[Point], fewest: int) -> tuple[Point, ...]
 def _figures(curves: Sequence[Curve], models: Sequence[str]) -> Iterator[LineFigure]:
     whole = [curve for curve in curves if curve.names[1] == "none"]
     look = {"whole_numbers": True, "level": 0.0}
-    yield figure_of_curves("progress", title_of("Progress by episode", whole), "episode j", Y_LABEL, whole, **look)
+    yield findings.figure_of_curves(
+        "progress", findings.title_of("Progress by episode", whole), "episode j", Y_LABEL, whole, **look
+    )
     for model in models:
         titles = {"outcome": f"Right and wrong traces of {model}", "difficulty": "Hard and easy problems"}
         panels = []
@@ -157,7 +152,7 @@ def _figures(curves: Sequence[Curve], models: Sequence[str]) -> Iterator[LineFig
             y_label = Y_LABEL if split == "outcome" else ""  # the panels share it
             if mine:
                 panels.append(Panel(title, "episode j", y_label, lines, **look))
-        name = name_of_file("progress_of_parts", model) if len(models) > 1 else "progress_of_parts"
+        name = findings.name_of_file("progress_of_parts", model) if len(models) > 1 else "progress_of_parts"
         yield LineFigure(name, tuple(panels))
 
 
@@ -165,7 +160,7 @@ def _summary(curves: Sequence[Curve]) -> DataTable:
     most = max(len(curve.points) for curve in curves)
     rows = []
     for curve in curves:
-        cells = [interval_text(estimate, "+.2f") for estimate in curve.estimates]
+        cells = [estimate.decimals("+.2f") for estimate in curve.estimates]
         rows.append((curve.model, curve.names[-1], *cells, *[""] * (most - len(cells))))
     return DataTable("mean progress", ("model", "traces", *(f"episode {j}" for j in range(most))), tuple(rows))
 

@@ -15,20 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import matplotlib
 import numpy as np
+from matplotlib import ticker
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import (
-    FixedLocator,
-    FuncFormatter,
-    Locator,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    PercentFormatter,
-)
 
 from mrt_hpc.run.atomic import replace_file
 
@@ -199,30 +191,30 @@ def _draw_panel(axes: "Axes", panel: Panel, title: str) -> None:
         axes.axhline(panel.level, color="#4D4D4D", lw=1)
     _KINDS[panel.kind](axes, panel.lines)
     if panel.percent:
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
     if panel.whole_numbers:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     if panel.logarithmic:
         axes.set_xscale("log")
         _marks(axes.xaxis, _powers(*axes.get_xlim()))
     if panel.doubling:
         axes.set_xscale("log", base=2)
-        _marks(axes.xaxis, LogLocator(base=2))
+        _marks(axes.xaxis, ticker.LogLocator(base=2))
     if panel.logarithmic_heights:
         axes.set_yscale("log")
         _marks(axes.yaxis, _powers(*axes.get_ylim()))
     if panel.marks_at_points:
-        _marks(axes.xaxis, FixedLocator(sorted({x for line in panel.lines for x in line.x})))
+        _marks(axes.xaxis, ticker.FixedLocator(sorted({x for line in panel.lines for x in line.x})))
 
 
-def _powers(low: float, high: float) -> LogLocator:
-    return LogLocator(subs=(1.0,) if high / low > MOST_RATIO else (1.0, 2.0, 5.0))
+def _powers(low: float, high: float) -> ticker.LogLocator:
+    return ticker.LogLocator(subs=(1.0,) if high / low > MOST_RATIO else (1.0, 2.0, 5.0))
 
 
-def _marks(axis: "Axis", locator: Locator) -> None:
+def _marks(axis: "Axis", locator: ticker.Locator) -> None:
     axis.set_major_locator(locator)
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+    axis.set_minor_formatter(ticker.NullFormatter())
 
 
 # -- kinds of lines

@@ -173,12 +173,6 @@ def comparisons_with_first(
         ]
     return tuple(
         f"{measure.name}, {comparison.second.name} against {comparison.first.name}: "
-        f"{interval_text(comparison.gain.interval, '+.3f')}, {verdict(comparison)}"
+        f"{comparison.gain.interval.decimals('+.3f')}, {verdict(comparison)}"
         for comparison in comparisons
     )
-
-
-def interval_text(estimate: IntervalEstimate, form: str = ".3f") -> str:
-    """A text such as ``0.412 (0.35 to 0.47)``."""
-    text = estimate.text(f"{{:{form}}}".format)
-    return text if math.isfinite(estimate.low) else f"{text} (no interval)"

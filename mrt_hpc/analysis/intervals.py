@@ -48,6 +48,11 @@ class IntervalEstimate:
         mean, low, high = map(written, self.cells)
         return f"{mean} ({low} to {high})" if math.isfinite(self.low) else mean
 
+    def decimals(self, form: str = ".3f") -> str:
+        """A text such as ``0.412 (0.350 to 0.470)``."""
+        text = self.text(f"{{:{form}}}".format)
+        return text if math.isfinite(self.low) else f"{text} (no interval)"
+
     @property
     def excludes_zero(self) -> bool:
         return self.low > 0 or self.high < 0

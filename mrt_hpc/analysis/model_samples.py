@@ -109,10 +109,6 @@ class ModelSamples:
     """Of a trace; None where it is not known."""
 
     @property
-    def accuracy(self) -> dict[str, float]:
-        return {problem: _mean(trace.reward for trace in traces) for problem, traces in self.problems.items()}
-
-    @property
     def mean_tokens(self) -> float:
         return _mean(_mean(trace.tokens for trace in traces) for traces in self.problems.values())
 

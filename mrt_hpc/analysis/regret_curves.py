@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mrt_hpc.analysis import findings, intervals
-from mrt_hpc.analysis.findings import Analysis, Curve, Point, figure_of_curves, interval_text, table_of_curves
+from mrt_hpc.analysis.findings import Analysis, Curve, Point, figure_of_curves, table_of_curves
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples, require_same_budgets
 from mrt_hpc.analysis.problem_measures import Regret, curve_of, curves_of, require_budget
 from mrt_hpc.analysis.scaling import forced_majority, require_few_draws
@@ -119,7 +119,7 @@ def analysis_of_regret(curves: Sequence[Curve], shown: Iterable[int]) -> Analysi
         columns = ("model", "against", "budget_tokens", "difference")
         tables.append(findings.gain_table("regret_differences", columns, differences)[0])
     places = [*shown]
-    rows = [(curve.model, *(interval_text(curve.points[place].estimate) for place in places)) for curve in curves]
+    rows = [(curve.model, *(curve.points[place].estimate.decimals() for place in places)) for curve in curves]
     names = ("model", *(f"{first.points[place].at[0]} tokens" for place in places))
     remarks = findings.remark_on_correction("differences of regret at the budgets", len(differences))
     if remarks and len(first.points) > 1:
@@ -251,9 +251,10 @@ def analyse_voting_regret(models: Sequence[ModelSamples]) -> Analysis:
     label = "regret against voting (mean, 95 % interval)"
     figure = figure_of_curves(table.name, "Regret against voting", "episodes", label, curves, whole_numbers=True)
     most = max(len(curve.points) for curve in curves)
-    cells = [
-        (curve.model, *map(interval_text, curve.estimates), *[""] * (most - len(curve.points))) for curve in curves
-    ]
+    cells = []
+    for curve in curves:
+        texts = [estimate.decimals() for estimate in curve.estimates]
+        cells.append((curve.model, *texts, *[""] * (most - len(texts))))
     columns = ("model", *(f"{b + 1} episodes" for b in range(most)))
     return Analysis(
         (table,), (figure,), findings.DataTable("regret against voting", columns, tuple(cells)), remarks=(RULE,)

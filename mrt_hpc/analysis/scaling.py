@@ -17,10 +17,10 @@ from operator import and_
 import numpy as np
 from scipy.special import stdtrit
 
-from mrt_hpc.analysis import intervals
+from mrt_hpc.analysis import findings, intervals
 from mrt_hpc.analysis.comparing import can_show, quantity
 from mrt_hpc.analysis.figures import LineFigure, Panel
-from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point, interval_text, name_of_file, table_of_curves
+from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
 from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK, tokens_at
 from mrt_hpc.errors import UserError
@@ -276,7 +276,7 @@ def equal_tokens_verdict(curve: ScalingCurve, complete: ScalingCurve) -> str:
         told = "one complete sample" if samples is few else f"the complete samples ({most.index} of a problem)"
         return f"{head}: not compared, it takes {last.x:,.0f} tokens, and {told} {tokens:,.0f}"
     gain, problems = equal.gain, len(last.by_problem)
-    verdict = f"{head}: {interval_text(gain.interval, '+.3f')}"
+    verdict = f"{head}: {gain.interval.decimals('+.3f')}"
     if gain.p_value < intervals.SIGNIFICANCE:
         return f"{verdict}, it is {'better' if gain.mean > 0 else 'worse'} by {quantity(measure, abs(gain.mean))}"
     limit = can_show(measure, problems, intervals.detectable(gain.error, gain.degrees))
@@ -332,7 +332,7 @@ def analyse_scaling(models: Sequence[ModelSamples], margin: float = MARGIN) -> A
     pairs = [(curve, direct[model.name][0]) for model in voting for curve in prefixes[model.name]]
     largest = [(prefixes[model.name][-1], direct[model.name][0]) for model in voting]
     tables = (
-        table_of_curves("scaling", columns, curves),
+        findings.table_of_curves("scaling", columns, curves),
         table_of_earlier_votes([curve for curve, _ in largest], margin),
         table_of_equal_tokens(pairs),
     )
@@ -397,7 +397,7 @@ def _figure(model: str, curves: Sequence[ScalingCurve], several: bool) -> LineFi
         lines.append(curve.line(label, dash=dash, band=curve.voters == most or curve.way == VOTE))
     title, x_label, y_label = f"Scaling of {model}", "tokens (logarithmic)", "accuracy (mean; bands: 95 % interval)"
     panel = Panel(title, x_label, y_label, tuple(lines), percent=True, logarithmic=True)
-    return LineFigure(name_of_file("scaling", model) if several else "scaling", (panel,))
+    return LineFigure(findings.name_of_file("scaling", model) if several else "scaling", (panel,))
 
 
 def _summary(pairs: Sequence[tuple[ScalingCurve, ScalingCurve]]) -> DataTable:
@@ -411,8 +411,8 @@ def _summary(pairs: Sequence[tuple[ScalingCurve, ScalingCurve]]) -> DataTable:
         gain, equal = intervals.paired_difference(first.by_problem, last.by_problem), accuracy_at(votes, last.x)
         rows.append(
             (
-                *curve.names, interval_text(first.estimate), interval_text(last.estimate), f"{last.x:.0f}",
-                interval_text(gain, "+.3f"), f"{best.estimate.mean:.3f} at j = {best.index}",
+                *curve.names, first.estimate.decimals(), last.estimate.decimals(), f"{last.x:.0f}",
+                gain.decimals("+.3f"), f"{best.estimate.mean:.3f} at j = {best.index}",
                 "none" if np.isnan(equal) else f"{equal:.3f}",
             )
         )  # fmt: skip

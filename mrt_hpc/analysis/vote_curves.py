@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mrt_hpc.analysis import findings
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel
-from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point, interval_text, name_of_file, table_of_curves
+from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples, SampleAttempt
 from mrt_hpc.analysis.problem_measures import MajorityAtK
 from mrt_hpc.analysis.scaling import ScalingCurve, direct_curves, prefix_curve, require_votes, votes_left_out, votes_of
@@ -59,7 +60,7 @@ def analyse_scaling_by_episodes(models: Sequence[ModelSamples]) -> Analysis:
     cells = [
         (
             b.model, b.name, b.traces, b.problems,
-            *(interval_text(b.prefixes[0].points[place].estimate) for place in (0, -1)),
+            *(b.prefixes[0].points[place].estimate.decimals() for place in (0, -1)),
         )
         for b in bins
     ]  # fmt: skip
@@ -108,7 +109,7 @@ def _figure(name: str, model: str, bins: Sequence[BinCurves], several: bool) -> 
         )
         for number, b in enumerate(b for b in bins if b in most)
     )  # fmt: skip
-    return LineFigure(name_of_file(name, model) if several else name, panels)
+    return LineFigure(findings.name_of_file(name, model) if several else name, panels)
 
 
 def _lines(found: BinCurves, axis: str) -> Iterator[Line]:
@@ -150,7 +151,7 @@ def analyse_votes(models: Sequence[ModelSamples]) -> Analysis:
         votes_of_attempts(model) if model.boundaries is Boundaries.LAST_ATTEMPT else votes_of_samples(model)
         for model in models
     ]
-    table = table_of_curves("votes", ("model", "voters", "k", "tokens", "accuracy", "low", "high"), curves)
+    table = findings.table_of_curves("votes", ("model", "voters", "k", "tokens", "accuracy", "low", "high"), curves)
     lines = tuple(c.line(f"{c.model}, {c.way}", dash="dashed" if c.way == ATTEMPTS else "solid") for c in curves)
     label = "accuracy of the vote (mean, 95 % interval)"
     panel = Panel("Votes against tokens", "tokens of all voters", label, lines, percent=True)
@@ -158,7 +159,7 @@ def analyse_votes(models: Sequence[ModelSamples]) -> Analysis:
     rows = []
     for curve in curves:
         one, last = curve.points[0], curve.points[-1]
-        ends = interval_text(one.estimate), f"{one.x:,.0f}", str(last.index), interval_text(last.estimate)
+        ends = one.estimate.decimals(), f"{one.x:,.0f}", str(last.index), last.estimate.decimals()
         rows.append((*curve.names, *ends, f"{last.x:,.0f}"))
     summary = DataTable("votes", columns, tuple(rows))
     return Analysis((table,), (LineFigure("votes", (panel,)),), summary, remarks=(RULE,))
