@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mrt_hpc.analysis import findings
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
-from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point
+from mrt_hpc.analysis.findings import Analysis, Cell, Curve, DataTable, Point
 from mrt_hpc.analysis.intervals import SIGNIFICANCE, MeanGain, mean_gain
 from mrt_hpc.analysis.model_samples import ModelSamples, require_same_budgets
 from mrt_hpc.analysis.problem_measures import MeanMeasure, tokens_at
@@ -51,13 +51,13 @@ def analyse_extrapolation(models: Sequence[ModelSamples]) -> Analysis:
     curves = [accuracy_by_budget(model) for model in models]
     columns = ("model", "budget_tokens", "accuracy", "low", "high", "tokens_used")
     table = findings.table_of_curves("extrapolation", columns, curves)
-    gains = [
+    gains: list[tuple[tuple[Cell, ...], MeanGain]] = [
         ((curve.model, *point.at), mean_gain([(curve.points[0].by_problem, point.by_problem)]))
         for curve in curves
         for point in curve.points[1:]
     ]
     of_gains, corrected = findings.gain_table("extrapolation_gains", ("model", "budget_tokens", "gain"), gains)
-    at_last = {model: p for ((model, _), _), p in zip(gains, corrected, strict=True)}  # the last budget of each
+    at_last = {str(cells[0]): p for (cells, _), p in zip(gains, corrected, strict=True)}  # the last budget of each
     remarks = (USED, *findings.remark_on_correction("gains over the first budget", len(gains)))
     verdicts = _verdicts(models, curves, at_last)
     return Analysis((table, of_gains), (_figure(curves),), _summary(curves), verdicts, remarks)

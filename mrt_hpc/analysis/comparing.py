@@ -166,11 +166,12 @@ def _compare_pairs(pairs: Sequence[tuple[Arm, Arm]], measure: Measure, left_out:
     most = max(float(values_SP.max()) for pair in values for values_SP in pair)
     scale = 1.0 if measure.is_share else max(most, 1.0)
     gain = intervals.crossed_gain([(before / scale, after / scale) for before, after in values], paired=paired)
-    sides = [_side([pair[n] for pair in pairs], [pair[n] for pair in values], measure, scale) for n in (0, 1)]
+    first, second = (_side([pair[n] for pair in pairs], [pair[n] for pair in values], measure, scale) for n in (0, 1))
     return Comparison(
         measure,
         MEAN if len(pairs) > 1 else pairs[0][0].benchmark,
-        *sides,
+        first,
+        second,
         problems=sum(before.shape[1] for before, _ in values),
         left_out=left_out,
         gain=gain,

@@ -237,13 +237,10 @@ def percentiles(estimate: float, draws: NDArray[np.float64], problems: int) -> I
 
 
 def _table_of_tokens(results: Sequence[TokensTo]) -> DataTable:
-    rows = [
-        (
-            r.model, r.level, *map(_cell, r.tokens.cells), *map(_cell, r.ratio.cells), r.undefined,
-            r.p, r.corrected_p,
-        )
-        for r in results
-    ]  # fmt: skip
+    rows = []
+    for r in results:
+        cells = (NOT_REACHED if np.isinf(number) else number for number in (*r.tokens.cells, *r.ratio.cells))
+        rows.append((r.model, r.level, *cells, r.undefined, r.p, r.corrected_p))
     columns = (
         "model", "accuracy", "tokens", "tokens_low", "tokens_high",
         "ratio_to_first", "ratio_low", "ratio_high", "share_of_draws_without_ratio", "p", "corrected_p",
@@ -251,21 +248,12 @@ def _table_of_tokens(results: Sequence[TokensTo]) -> DataTable:
     return DataTable("tokens_to_accuracy", columns, tuple(rows))
 
 
-def _cell(number: float) -> float | str:
-    return NOT_REACHED if np.isinf(number) else number
-
-
 def _summary(results: Sequence[TokensTo]) -> DataTable:
     first = results[0].model if results else ""
-    rows = [
-        (
-            r.model,
-            level_text(r.level),
-            tokens_text(r.tokens),
-            *(("", "") if r.model == first else (ratio_text(r.ratio), f"{r.corrected_p:.2g}")),
-        )
-        for r in results
-    ]
+    rows = []
+    for r in results:
+        compared = ("", "") if r.model == first else (ratio_text(r.ratio), f"{r.corrected_p:.2g}")
+        rows.append((r.model, level_text(r.level), tokens_text(r.tokens), *compared))
     columns = ("model", "accuracy", "tokens", f"ratio to {first}", "p, corrected")
     return DataTable("tokens to an accuracy", columns, tuple(rows))
 

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
@@ -139,7 +140,7 @@ def frequent_episodes(points: Sequence[Point], fewest: int) -> tuple[Point, ...]
 
 def _figures(curves: Sequence[Curve], models: Sequence[str]) -> Iterator[LineFigure]:
     whole = [curve for curve in curves if curve.names[1] == "none"]
-    look = {"whole_numbers": True, "level": 0.0}
+    look: dict[str, Any] = {"whole_numbers": True, "level": 0.0}
     yield findings.figure_of_curves(
         "progress", findings.title_of("Progress by episode", whole), "episode j", Y_LABEL, whole, **look
     )

@@ -110,7 +110,7 @@ def analysis_of_regret(curves: Sequence[Curve], shown: Iterable[int]) -> Analysi
     """The curves have the same budgets, of which the summary has those at the places ``shown``."""
     tables = [table_of_curves("regret", ("model", "budget_tokens", "regret", "low", "high"), curves)]
     first, *others = curves
-    differences = [
+    differences: list[tuple[tuple[findings.Cell, ...], intervals.MeanGain]] = [
         ((curve.model, first.model, *after.at), intervals.mean_gain([(before.by_problem, after.by_problem)]))
         for curve in others
         for before, after in zip(first.points, curve.points, strict=True)

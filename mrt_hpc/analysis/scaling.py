@@ -151,8 +151,8 @@ class EarlierVote:
 
 @dataclass(frozen=True)
 class EqualTokens:
-    curve: ScalingCurve
     complete: float
+    """The accuracy of complete samples."""
     gain: intervals.MeanGain
     """Of the vote at the last prefix over complete samples of as many tokens, paired by problem."""
 
@@ -210,7 +210,7 @@ def equal_tokens(curve: ScalingCurve, complete: ScalingCurve) -> EqualTokens | N
         for problem in last.by_problem
     }
     accuracy = float(np.mean(list(by_problem.values())))
-    return EqualTokens(curve, accuracy, intervals.mean_gain([(by_problem, last.by_problem)]))
+    return EqualTokens(accuracy, intervals.mean_gain([(by_problem, last.by_problem)]))
 
 
 # -- in words
@@ -289,7 +289,7 @@ def equal_tokens_verdict(curve: ScalingCurve, complete: ScalingCurve) -> str:
 def table_of_earlier_votes(curves: Sequence[ScalingCurve], margin: float = MARGIN) -> DataTable:
     rows = [
         (
-            curve.model, curve.way, vote.episode, vote.tokens, vote.saved,
+            *curve.names, vote.episode, vote.tokens, vote.saved,
             *vote.gain.interval.cells, vote.gain.p_value, vote.corrected_p,
             vote.loss.low, vote.loss.high, "yes" if vote.as_good else "not shown",
         )
@@ -304,14 +304,12 @@ def table_of_earlier_votes(curves: Sequence[ScalingCurve], margin: float = MARGI
 
 
 def table_of_equal_tokens(pairs: Sequence[tuple[ScalingCurve, ScalingCurve]]) -> DataTable:
-    equals = [equal for equal in (equal_tokens(*pair) for pair in pairs) if equal is not None]
-    rows = [
-        (
-            equal.curve.model, equal.curve.way, equal.curve.points[-1].x, equal.curve.points[-1].estimate.mean,
-            equal.complete, *equal.gain.interval.cells, equal.gain.p_value,
-        )
-        for equal in equals
-    ]  # fmt: skip
+    rows = []
+    for curve, complete in pairs:
+        if (equal := equal_tokens(curve, complete)) is not None:
+            last, gain = curve.points[-1], equal.gain
+            of_vote = (*curve.names, last.x, last.estimate.mean)
+            rows.append((*of_vote, equal.complete, *gain.interval.cells, gain.p_value))
     columns = ("model", "way", "tokens", "accuracy", "complete_samples", "difference", "low", "high", "p")
     return DataTable("equal_tokens", columns, tuple(rows))
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from mrt_hpc.analysis import findings
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel
-from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point
+from mrt_hpc.analysis.findings import Analysis, Cell, Curve, DataTable, Point
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples, SampleAttempt
 from mrt_hpc.analysis.problem_measures import MajorityAtK
 from mrt_hpc.analysis.scaling import ScalingCurve, direct_curves, prefix_curve, require_votes, votes_left_out, votes_of
@@ -57,15 +57,15 @@ def analyse_scaling_by_episodes(models: Sequence[ModelSamples]) -> Analysis:
     figures = [
         _figure(name, m.name, [b for b in bins if b.model == m.name], len(voting) > 1) for m in voting for name in AXES
     ]
-    cells = [
+    cells: list[tuple[Cell, ...]] = [
         (
             b.model, b.name, b.traces, b.problems,
             *(b.prefixes[0].points[place].estimate.decimals() for place in (0, -1)),
         )
         for b in bins
     ]  # fmt: skip
-    columns = ("model", "episodes", "traces", "problems", "maj@1 before thinking", "maj@1 after thinking")
-    summary = DataTable("scaling by the number of episodes", columns, tuple(cells))
+    names = ("model", "episodes", "traces", "problems", "maj@1 before thinking", "maj@1 after thinking")
+    summary = DataTable("scaling by the number of episodes", names, tuple(cells))
     return Analysis((table,), tuple(figures), summary, remarks=(RULE, *votes_left_out(voting)))
 
 
@@ -138,8 +138,6 @@ def _by_episodes(curve: ScalingCurve) -> ScalingCurve:
 # Figures 7 and 8). Of an evaluation in attempts, as of mode ``linearised``, the first k attempts of a sample vote.
 
 
-MEANT = tuple(Boundaries)
-"""All, since this analysis reads answers and tokens alone."""
 MOST_VOTERS = 10
 """The largest k (paper, Figure 7)."""
 SAMPLES, ATTEMPTS = "samples", "attempts of a sample"

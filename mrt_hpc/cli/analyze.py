@@ -291,9 +291,9 @@ def votes(asked: AnalysisAsked) -> None:
     Examples:
       mrt-hpc analyze votes runs/grpo runs/mrt-online
     """
-    from mrt_hpc.analysis.vote_curves import MEANT, analyse_votes
+    from mrt_hpc.analysis.vote_curves import analyse_votes
 
-    _write(asked, Needs(boundaries=MEANT), analyse_votes)
+    _write(asked, Needs(), analyse_votes)
 
 
 @analyze.command(short_help="How much better the last attempt is than the first one.", epilog=options.WHAT)
