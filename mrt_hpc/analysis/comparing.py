@@ -91,25 +91,24 @@ class Comparison:
         """
         return self.scale * intervals.detectable(self.gain.error, self.gain.degrees, self.together)
 
-    def needed_size(self, difference: float) -> "Needed | None":
-        """The effort to show a difference, in the measure's unit, between two models. None for arms of several runs,
-        and where the spread of gains is not known (a mean over benchmarks).
+    def needed_size(self, difference: float) -> tuple[int, int | None] | None:
+        """The problems, with as many samples of each as now, that show a difference in the measure's unit between two
+        models; and the samples of each of these problems, None if no number is enough, or the spread of gains is not
+        known. None for arms of several runs, and for a mean over benchmarks.
         """
         if self.problems < 2 or self.benchmark == MEAN or self.gain.seeds:
             return None
         share, variance = difference / self.scale, self.gain.error**2 * self.problems
-        samples = (
-            None if self.spread is None else intervals.samples_needed(self.spread, self.problems, share, self.together)
-        )
-        return Needed(intervals.problems_needed(variance, share, self.together), samples, self.spread is not None)
+        problems = intervals.problems_needed(variance, share, self.together)
+        if self.spread is None:
+            return problems, None
+        return problems, intervals.samples_needed(self.spread, self.problems, share, self.together)
 
     def seeds_needed(self, difference: float) -> int | None:
         """In each arm; None for a single run."""
-        return (
-            intervals.seeds_needed(self.gain, difference / self.scale, self.together)
-            if self.has_several_seeds
-            else None
-        )
+        if not self.has_several_seeds:
+            return None
+        return intervals.seeds_needed(self.gain, difference / self.scale, self.together)
 
     def problems_beyond_seeds(self, difference: float) -> int | None:
         """Only where no number of seeds shows a difference with these."""
@@ -120,15 +119,6 @@ class Comparison:
         if intervals.detectable(without.error, without.degrees, self.together) <= share:
             return None
         return intervals.problems_needed(squared * self.problems, share, self.together)
-
-
-@dataclass(frozen=True)
-class Needed:
-    problems: int
-    """With as many samples of each as now."""
-    samples: int | None
-    """Of each problem; None if no number is enough, or it is not known."""
-    samples_known: bool
 
 
 MEAN = "mean"
@@ -292,29 +282,25 @@ def requirement(comparison: Comparison, difference: float) -> str | None:
             return f"{start}no number of seeds is enough {these}; it takes {plural(problems, 'problem')} at least"
         told = f"{seeds:,}" if seeds is not None else f"more than {intervals.MOST_SEEDS:,}"
         return f"{start}{told} seeds in each arm {these}"
-    needed = comparison.needed_size(difference)
-    if needed is None:
+    if (needed := comparison.needed_size(difference)) is None:
         return None
-    start += f"{plural(needed.problems, 'problem')} "
     samples = min(comparison.first.samples, comparison.second.samples)
-    return f"{start}with {plural(samples, 'sample')} each; or {_enough_samples(needed, comparison)}"
+    with_samples = f"{plural(needed[0], 'problem')} with {plural(samples, 'sample')} each"
+    return f"{start}{with_samples}; or {_enough_samples(needed[1], comparison)}"
 
 
-def _enough_samples(needed: Needed, comparison: Comparison) -> str:
+def _enough_samples(samples: int | None, comparison: Comparison) -> str:
     these = f"with these {plural(comparison.problems, 'problem')}"
-    if needed.samples is not None:
-        return f"{plural(needed.samples, 'sample')} each {these}"
-    if needed.samples_known:
+    if samples is not None:
+        return f"{plural(samples, 'sample')} each {these}"
+    if comparison.spread is not None:
         return f"no number of samples {these}: they differ too much among themselves"
-    return f"more samples, how many is not known: {_why_samples_are_not_known(comparison)}"
-
-
-def _why_samples_are_not_known(comparison: Comparison) -> str:
+    reason = "no sample gains or loses more than another"
     if not comparison.measure.is_mean:
-        return f"{comparison.measure.name} is no mean over samples"
-    if min(comparison.first.samples, comparison.second.samples) < 2:
-        return "problems have a single sample"
-    return "no sample gains or loses more than another"
+        reason = f"{comparison.measure.name} is no mean over samples"
+    elif min(comparison.first.samples, comparison.second.samples) < 2:
+        reason = "problems have a single sample"
+    return f"more samples, how many is not known: {reason}"
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -330,7 +316,7 @@ def row_of(comparison: Comparison, points: float) -> dict[str, Any]:
     there have to be at least.
     """
     asked = points / 100 * (1.0 if comparison.measure.is_share else comparison.first.mean)
-    needed = comparison.needed_size(asked)
+    problems, samples = comparison.needed_size(asked) or (comparison.problems_beyond_seeds(asked), None)
     gain, scale = comparison.gain.interval, comparison.scale
     return {
         "benchmark": comparison.benchmark,
@@ -345,8 +331,8 @@ def row_of(comparison: Comparison, points: float) -> dict[str, Any]:
         "corrected_p": comparison.corrected_p,
         "detectable": finite(comparison.detectable),
         "asked": asked,
-        "problems_needed": comparison.problems_beyond_seeds(asked) if needed is None else needed.problems,
-        "samples_needed": None if needed is None else needed.samples,
+        "problems_needed": problems,
+        "samples_needed": samples,
         "seeds_needed": comparison.seeds_needed(asked),
         "verdict": verdict(comparison),
         "requirement": requirement(comparison, asked),

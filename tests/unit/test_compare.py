@@ -170,8 +170,8 @@ def test_requirements() -> None:
     never = model("old", {f"p{i}": [0.0, 0.0] for i in range(30)})
     same_means, several = compared(before, turned, measures=("pass@1", "pass@2"))
     (wide,), (alike,) = (compared(a, b) for a, b in ((before, apart), (never, never)))
-    needed = [found.needed_size(0.01) for found in (same_means, several, wide, alike)]
-    assert [one is not None and (one.samples is not None, one.samples_known) for one in needed] == [
+    needed = [(found, found.needed_size(0.01)) for found in (same_means, several, wide, alike)]
+    assert [one is not None and (one[1] is not None, found.spread is not None) for found, one in needed] == [
         (True, True), (False, False), (False, True), (False, False),
     ]  # fmt: skip
 
