@@ -15,7 +15,7 @@ from mrt_hpc.analysis import intervals, named_models
 from mrt_hpc.analysis.model_samples import other_settings
 from mrt_hpc.analysis.named_models import Arm
 from mrt_hpc.analysis.number_formats import plural
-from mrt_hpc.analysis.problem_measures import MajorityAtK, Measure, Regret, measure_of
+from mrt_hpc.analysis.problem_measures import MajorityAtK, MeanMeasure, Measure, Regret, measure_of
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.mrt.votes import RULE
 from mrt_hpc.run.family import missing_runs
@@ -296,7 +296,7 @@ def _enough_samples(samples: int | None, comparison: Comparison) -> str:
     if comparison.spread is not None:
         return f"no number of samples {these}: they differ too much among themselves"
     reason = "no sample gains or loses more than another"
-    if not comparison.measure.is_mean:
+    if not isinstance(comparison.measure, MeanMeasure):
         reason = f"{comparison.measure.name} is no mean over samples"
     elif min(comparison.first.samples, comparison.second.samples) < 2:
         reason = "problems have a single sample"

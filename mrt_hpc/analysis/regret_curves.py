@@ -3,7 +3,7 @@ budget of the training, and against voting.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -147,16 +147,14 @@ class Extended:
     extensions: ModelSamples
 
     @property
-    def pairs(self) -> Iterator[tuple[EvaluatedTrace, EvaluatedTrace]]:
-        """Each trace with its extension, of those that both evaluations have."""
-        for problem, traces in self.samples.problems.items():
-            yield from zip(traces, self.extensions.problems[problem], strict=False)
-
-    @property
-    def others(self) -> int:
-        """Pairs whose thoughts are different samples, as their lengths show."""
+    def same(self) -> list[bool]:
+        """Whether the two thoughts are one sample, as their lengths show, of each trace that both evaluations have."""
         base = self.extensions.budgets[0]
-        return sum(not _is_same(trace, extension, base) for trace, extension in self.pairs)
+        return [
+            _is_same(trace, extension, base)
+            for problem, traces in self.samples.problems.items()
+            for trace, extension in zip(traces, self.extensions.problems[problem], strict=False)
+        ]
 
 
 def _is_same(trace: EvaluatedTrace, extension: EvaluatedTrace, base: int) -> bool:
@@ -190,10 +188,10 @@ def analyse_regret_beyond(
     curves = [_regret_of(pair, up_to, longer) for pair in pairs]
     found = analysis_of_regret(curves, range(len(curves[0].points)))
     other_samples = [
-        f"{pair.samples.name}: {others} of {sum(1 for _ in pair.pairs)} thoughts that were extended are other samples "
-        "than those that were cut into episodes, as their lengths show; such a curve joins two thoughts"
+        f"{pair.samples.name}: {same.count(False)} of {len(same)} thoughts that were extended are other samples than "
+        "those that were cut into episodes, as their lengths show; such a curve joins two thoughts"
         for pair in pairs
-        if (others := pair.others)
+        if not all(same := pair.same)
     ]
     return replace(found, remarks=(*other_samples, *found.remarks))
 
@@ -212,7 +210,7 @@ def _extend(model: ModelSamples, beyond: Sequence[ModelSamples]) -> Extended:
     found.require_boundaries(Boundaries.EXTENSIONS)
     found.require_values()
     pair = Extended(model, replace(found, name=model.name, counted=model.counted))
-    if pair.others == sum(1 for _ in pair.pairs):
+    if not any(pair.same):
         raise UserError(
             f"{model.name}: none of the thoughts that were extended is one that was cut into episodes",
             where=found.source,
