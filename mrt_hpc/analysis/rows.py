@@ -1,7 +1,7 @@
 """The numbers of a report's tables: summaries, measures with intervals, gains, means, regret, time of phases."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -186,13 +186,27 @@ def have_several_graders(evaluations: Iterable[EvaluationSummary]) -> bool:
 
 def evaluation_rows(evaluations: Sequence[EvaluationSummary]) -> list[VersionRow]:
     """Each row has its gain over the benchmark's first version."""
+    return [row for versions in group_by_benchmark(evaluations).values() for row in _version_rows(versions)]
+
+
+def regret_rows(evaluations: Sequence[EvaluationSummary]) -> list[VersionRow]:
+    """Each row has its change from the benchmark's first version; below zero is better."""
     return [
-        VersionRow(
-            (each,), accuracy_of(each), None if each is group[0] else _gain([(group[0], each)]), group[0].version
-        )
-        for group in group_by_benchmark(evaluations).values()
-        for each in group
+        row
+        for versions in group_by_benchmark(evaluations).values()
+        for budget in sorted({budget for evaluation in versions for budget in evaluation.regret})
+        for row in _version_rows([evaluation for evaluation in versions if evaluation.regret.get(budget)], budget)
     ]
+
+
+def _version_rows(versions: Sequence[EvaluationSummary], budget: int | None = None) -> Iterator[VersionRow]:
+    """Of the accuracy, or of the regret at a budget."""
+    for each in versions:
+        first = versions[0]
+        compared = each is not first and (budget is None or each.regret_tokens == first.regret_tokens)
+        change = _gain([(first, each)], budget) if compared else None
+        estimate = accuracy_of(each) if budget is None else mean_of(each.regret[budget])
+        yield VersionRow((each,), estimate, change, first.version, budget)
 
 
 def mean_rows(evaluations: Sequence[EvaluationSummary]) -> list[VersionRow]:
@@ -209,19 +223,6 @@ def mean_rows(evaluations: Sequence[EvaluationSummary]) -> list[VersionRow]:
         these = tuple(this for _, this in pairs)
         if gain or version == shared[0]:
             rows.append(VersionRow(these, mean_of(*(this.per_problem for this in these)), gain, shared[0]))
-    return rows
-
-
-def regret_rows(evaluations: Sequence[EvaluationSummary]) -> list[VersionRow]:
-    """Each row has its change from the benchmark's first version; below zero is better."""
-    rows = []
-    for versions in group_by_benchmark(evaluations).values():
-        for budget in sorted({budget for evaluation in versions for budget in evaluation.regret}):
-            first, *_ = valued = [evaluation for evaluation in versions if evaluation.regret.get(budget)]
-            for each in valued:
-                compared = each is not first and each.regret_tokens == first.regret_tokens
-                change = _gain([(first, each)], budget) if compared else None
-                rows.append(VersionRow((each,), mean_of(each.regret[budget]), change, first.version, budget))
     return rows
 
 

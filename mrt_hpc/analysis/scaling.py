@@ -304,7 +304,7 @@ def table_of_earlier_votes(curves: Sequence[ScalingCurve], margin: float = MARGI
 
 
 def table_of_equal_tokens(pairs: Sequence[tuple[ScalingCurve, ScalingCurve]]) -> DataTable:
-    rows = []
+    rows: list[tuple[findings.Cell, ...]] = []
     for curve, complete in pairs:
         if (equal := equal_tokens(curve, complete)) is not None:
             last, gain = curve.points[-1], equal.gain

@@ -47,8 +47,9 @@ def result_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
 def _accuracy(records: Sequence[RunRecord]) -> list[Plot]:
     lines = [
         line_of(line_label(records, record.curve_name, benchmark), [e.version for e in group], map(accuracy_of, group))
-        for record, benchmark, group in _evaluations_by_benchmark(records)
+        for record in records
         if record.is_run
+        for benchmark, group in group_by_benchmark(record.summary.evaluations).items()
     ]
     caption = "pass@1 of each evaluated weights version, with its 95 % interval over problems."
     names = ("iterations of training", "pass@1 (mean, 95 % interval)")
@@ -92,16 +93,14 @@ def _ends(records: Sequence[RunRecord]) -> str:
 def _compared_versions(records: Sequence[RunRecord]) -> Iterator[tuple[str, list[EvaluationSummary]]]:
     """One benchmark each, or the mean of more than two; each with a label."""
     for record in records:
-        groups = [versions for evaluation, _, versions in _evaluations_by_benchmark(records) if evaluation is record]
+        groups = list(group_by_benchmark(record.summary.evaluations).values())
         together = [groups] if len(groups) > 2 else [[versions] for versions in groups]
         for benchmarks in together:
             shared = set.intersection(*({evaluation.version for evaluation in versions} for versions in benchmarks))
             name = benchmarks[0][0].benchmark if len(benchmarks) == 1 else f"mean of {len(benchmarks)} benchmarks"
             for version in sorted({min(shared), max(shared)} if shared else shared):
-                members = [
-                    evaluation for versions in benchmarks for evaluation in versions if evaluation.version == version
-                ]
-                text = f"{name}, version {version}" if record.is_run else name
+                members = [each for versions in benchmarks for each in versions if each.version == version]
+                text = _version_label(name, record, version)
                 yield line_label(records, record.curve_name, text), members
 
 
@@ -396,12 +395,6 @@ def _mean_line(runs: Sequence[Line]) -> Line:
     at = [[of_run[x] for of_run in values] for x in shared]
     ranges = (IntervalEstimate(float(np.mean(here)), min(here), max(here)) for here in at)
     return replace(runs[0], x=tuple(shared), y=tuple(ranges))
-
-
-def _evaluations_by_benchmark(records: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, str, list[EvaluationSummary]]]:
-    for record in records:
-        for benchmark, versions in group_by_benchmark(record.summary.evaluations).items():
-            yield record, benchmark, versions
 
 
 def make_plots(
