@@ -2,12 +2,14 @@
 before.
 """
 
+import csv
 import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import wraps
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,6 @@ import click
 from click.core import ParameterSource
 
 from mrt_hpc.analysis.model_samples import Counted, ModelSamples, other_settings
-from mrt_hpc.analysis.paper_results import RESULTS
 from mrt_hpc.cli import options
 from mrt_hpc.cli.completion import complete_suite
 from mrt_hpc.cli.options import site_of_command
@@ -132,13 +133,22 @@ def generate_samples(asked: AnalysisAsked, suite: str, needs: Needs) -> Path | N
 # -- analyses ----------------------------------------------------------------------------------------------------------
 
 
+def paper_results() -> list[dict[str, str]]:
+    """The figures and tables of the paper (Qu et al., arXiv 2503.07572, first version) and its appendices: the command
+    for each, with words in capital letters for runs and evaluations, and how its definition differs. ``docs/paper.md``
+    has the same rows, and explains the words.
+    """
+    text = resources.files("mrt_hpc.analysis").joinpath("paper_results.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
 def _print_paper(context: click.Context, _: click.Parameter, asked: bool) -> None:
     if not asked or context.resilient_parsing:
         return
 
     shown = table_of("Figures and tables of the paper (arXiv 2503.07572)", "what", "command", "definition")
-    for result in RESULTS:
-        shown.add_row(f"{result.name}: {result.shows}", result.command or "not here", result.definition)
+    for row in paper_results():
+        shown.add_row(f"{row['name']}: {row['shows']}", row["command"] or "not here", row["definition"])
     Terminal(sys.stdout).print(shown)
     context.exit()
 

@@ -13,7 +13,6 @@ from synthetic_run import Shape, SyntheticRun
 from mrt_hpc.analysis.attempts import analyse_attempts, attempts_of_model
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, SampleAttempt
-from mrt_hpc.analysis.paper_results import RESULTS
 from mrt_hpc.analysis.regret_curves import analyse_regret_beyond, voting_regret
 from mrt_hpc.analysis.scaling import prefix_curve, require_few_draws
 from mrt_hpc.analysis.vote_curves import (
@@ -22,6 +21,7 @@ from mrt_hpc.analysis.vote_curves import (
     votes_of_attempts,
     votes_of_samples,
 )
+from mrt_hpc.cli.analyze import paper_results
 from mrt_hpc.mrt.regret import TraceCurve, area_under_values, join_curves, regret_against_voting
 from mrt_hpc.mrt.values import Vote
 from mrt_hpc.mrt.votes import weighted_majority_at_k
@@ -80,7 +80,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }  # fmt: skip
 
 
-MADE = {result.name: result.command for result in RESULTS if result.command is not None}
+RESULTS = paper_results()
+MADE = {result["name"]: result["command"] for result in RESULTS if result["command"]}
 
 
 @pytest.mark.parametrize("command", sorted(set(MADE.values())))
@@ -97,11 +98,12 @@ def test_the_list_and_the_page_have_every_figure_and_table() -> None:
     assert len(RESULTS) == 21 and len(MADE) >= 16
     page = (ROOT / "docs" / "paper.md").read_text().splitlines()
     rows = [
-        f"| {r.name} | {r.shows} | {f'`{r.command}`' if r.command else 'not here'} | {r.definition} |" for r in RESULTS
+        f"| {name} | {shows} | {f'`{command}`' if command else 'not here'} | {definition} |"
+        for name, shows, command, definition in (row.values() for row in RESULTS)
     ]
     assert [row for row in rows if row not in page] == [], "docs/paper.md has these rows"
     shown = typed("analyze", "--list").output
-    assert [r.name for r in RESULTS if r.name not in shown] == []
+    assert [r["name"] for r in RESULTS if r["name"] not in shown] == []
 
 
 def beyond_of(problems: dict[str, tuple[EvaluatedTrace, ...]], name: str = "model") -> object:

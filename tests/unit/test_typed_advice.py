@@ -75,7 +75,6 @@ UNREACHED = {
     "analysis/named_models.py _require_one_grader": OTHER_SAMPLES,
     "analysis/named_models.py benchmarks_left_out": OTHER_SAMPLES,
     "analysis/named_models.py evaluated_runs": OTHER_SAMPLES,
-    "analysis/paper_results.py": "commands of a page, which test_paper_results.py types",
     "analysis/problem_measures.py curves_of": OTHER_SAMPLES,
     "analysis/report/": "a report holds it as prose",
     "backends/queued_jobs.py JobQueue.task_states": "it is typed on a machine of another cluster",
