@@ -28,6 +28,8 @@ SUITE_WITH = {
     Boundaries.EXTENSIONS: "paper_extrapolation",
 }
 """A suite whose samples have such boundaries, for advice."""
+BENCHMARKS = ("aime24", "aime25", "amc23", "minerva", "math500")
+"""Those of the paper, named as in the recipes and suites."""
 Counted = Literal["sampled", "all"]
 
 

@@ -17,10 +17,9 @@ from mrt_hpc.analysis import intervals
 from mrt_hpc.analysis.comparing import MEAN, Comparison, compare, notes, quantity, requirement, verdict
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.intervals import Spread
-from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
+from mrt_hpc.analysis.model_samples import BENCHMARKS, EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
 from mrt_hpc.analysis.named_models import Arm
 from mrt_hpc.analysis.problem_measures import curves_of, measure_of
-from mrt_hpc.analysis.published_results import BENCHMARKS
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.recipe.find import SUITES, find
