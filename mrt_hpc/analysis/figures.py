@@ -144,24 +144,18 @@ def draw(figure: LineFigure, *paths: Path) -> None:
 
 
 def inline_svg(figure: LineFigure) -> tuple[str, str]:
-    """The view box and the SVG elements, without the title, which the page writes."""
+    """The view box and the SVG elements, without the title, which the page writes, and without names of groups, which
+    figures of one page would share.
+    """
     buffer = BytesIO()
     with _draw_figure(figure, titled=False) as drawn:
         drawn.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    return svg_content(buffer.getvalue().decode())
-
-
-def svg_content(svg: str) -> tuple[str, str]:
-    """The view box of an SVG file and the content of its root, without names of groups, which figures of one page would
-    share.
-    """
-    root = svg[svg.index("<svg") :]
+    _, _, root = buffer.getvalue().decode().partition("<svg")
     head, _, body = root.partition(">")
     match = re.search(r'viewBox="([^"]+)"', head)
     if match is None:
         raise ValueError("the figure has no view box")
-    content = body[: body.rindex("</svg>")]
-    content = re.sub(r"<metadata>.*?</metadata>", "", content, flags=re.DOTALL)
+    content = re.sub(r"<metadata>.*?</metadata>", "", body[: body.rindex("</svg>")], flags=re.DOTALL)
     return match[1], re.sub(r' id="[A-Za-z.]+\w*_\d+"', "", content)
 
 
