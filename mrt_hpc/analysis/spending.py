@@ -37,7 +37,6 @@ class SpentTime:
     """One attempt at an array task. Times are seconds since the epoch, by its node's clock."""
 
     job: str
-    task: int
     name: str
     """On Slurm the task's id, a dot, and how often it was started again."""
     started: float
@@ -117,7 +116,6 @@ def _attempt(
     kept = max((event["time"] for event in events if event["kind"] in PROGRESS), default=began)
     return SpentTime(
         job=first["job"],
-        task=first["task"],
         name=name,
         started=first["time"],
         began=began,
