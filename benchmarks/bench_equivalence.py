@@ -19,8 +19,9 @@ import numpy as np
 from benchmarking import RESULTS, csv_text, options, table, written
 from simulated import AIME, MATH500, Mixture
 
+from mrt_hpc.analysis.findings import Point
 from mrt_hpc.analysis.intervals import detectable
-from mrt_hpc.analysis.scaling import MARGIN, EarlierVote, ScalingCurve, ScalingPoint, earlier_votes
+from mrt_hpc.analysis.scaling import MARGIN, EarlierVote, ScalingCurve, earlier_votes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -110,8 +111,8 @@ def simulated(mixture: Mixture, truth: str, problems: int, traces: int, trials: 
     for _ in range(trials):
         drawn = chances[:, rng.choice(chances.shape[1], problems, replace=False)]
         means = rng.binomial(traces, drawn) / traces
-        points = [ScalingPoint(j, 100 * j, by_number(row)) for j, row in enumerate(means)]
-        votes = earlier_votes(ScalingCurve("m", "maj@8 at prefix", tuple(points), 8))
+        points = [Point((j, 100 * j), by_number(row)) for j, row in enumerate(means)]
+        votes = earlier_votes(ScalingCurve(("m", "maj@8 at prefix"), tuple(points), 8))
         for name, named in RULES.items():
             if (vote := named(votes)) is not None:
                 losses[name].append(float(accuracy[-1] - accuracy[vote.episode]))

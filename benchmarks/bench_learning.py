@@ -13,7 +13,7 @@ of its evaluations. All are evaluated on the same held-out problems, cut into ep
 - accuracy and normalised regret after the same number of updates, and after as many tokens (traces, branches,
   collection): those generated alone, and with those prefilled that were in no prefix cache. The tokens are those of the
   thriftier run of a pair of arms with one seed, so that no third arm moves a difference;
-- each difference in two parts, cost and credit (``mrt_hpc/analysis/learning_curves.py``), when all of the budget is
+- each difference in two parts, cost and credit (``benchmarks/learning_curves.py``), when all of the budget is
   spent, and as the mean over as many equal shares of it as there are evaluations of trained weights. At equal updates
   these are the evaluations themselves. This mean was chosen after the runs had been seen;
 - tokens until an accuracy is reached, as a ratio to GRPO's; a run that never reaches it counts as infinite.
@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from benchmarking import RESULTS, ROOT, SMALL_WORLD, csv_text, options, spread, submit, table, written
+from learning_curves import Contrast, Draws, SeededEstimate, contrast
 from learnt import Learnt, Spending
 from numpy.typing import NDArray
 from run_of import read_events
@@ -43,7 +44,6 @@ from warm_start import WarmStartSettings, warm_start
 
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel, draw
 from mrt_hpc.analysis.intervals import IntervalEstimate, paired_difference
-from mrt_hpc.analysis.learning_curves import Contrast, Draws, SeededEstimate, contrast
 from mrt_hpc.analysis.measures import EvaluationSummary
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.family import runs_of

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from learning_curves import LearningCurve
 
-from mrt_hpc.analysis.learning_curves import LearningCurve
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.archive import sampled_manifest, sampled_positions

@@ -10,17 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mrt_hpc.analysis.analysis_files import (
-    Analysis,
-    DataTable,
-    comparisons_with_first,
-    gain_table,
-    interval_cells,
-    interval_text,
-    remark_on_correction,
-)
+from mrt_hpc.analysis import findings
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
-from mrt_hpc.analysis.intervals import SIGNIFICANCE, IntervalEstimate, MeanGain, mean_gain, share_interval
+from mrt_hpc.analysis.findings import Analysis, Cell, Curve, DataTable, Point
+from mrt_hpc.analysis.intervals import SIGNIFICANCE, MeanGain, mean_gain
 from mrt_hpc.analysis.model_samples import ModelSamples, require_same_budgets
 from mrt_hpc.analysis.problem_measures import MeanMeasure, tokens_at
 from mrt_hpc.recipe.choices import Boundaries
@@ -49,106 +42,82 @@ class AccuracyAt(MeanMeasure):
         }
 
 
-@dataclass(frozen=True)
-class ModelExtrapolation:
-    name: str
-    budgets: tuple[int, ...]
-    by_problem: tuple[dict[str, float], ...]
-    """[budgets] by problem."""
-    used: tuple[float, ...]
-    """[budgets] the thoughts' tokens up to there, the mean over the traces of a problem, then over problems."""
-
-    @property
-    def accuracy(self) -> tuple[IntervalEstimate, ...]:
-        """[budgets] the mean over problems."""
-        return tuple(share_interval(np.array(list(values.values()))) for values in self.by_problem)
-
-    @property
-    def gain(self) -> tuple[MeanGain, ...]:
-        """[budgets] the accuracy less that at the first budget, paired by problem."""
-        return tuple(mean_gain([(self.by_problem[0], values)]) for values in self.by_problem)
-
-
 def analyse_extrapolation(models: Sequence[ModelSamples]) -> Analysis:
     """The models' mode is ``extrapolation``, with values at the same budgets."""
     for model in models:
         model.require_boundaries(*MEANT)
         model.require_values()
     require_same_budgets(models)
-    by_model = [extrapolation_of(model) for model in models]
-    gains = [
-        ((model.name, budget), gain)
-        for model in by_model
-        for budget, gain in zip(model.budgets[1:], model.gain[1:], strict=True)
+    curves = [accuracy_by_budget(model) for model in models]
+    columns = ("model", "budget_tokens", "accuracy", "low", "high", "tokens_used")
+    table = findings.table_of_curves("extrapolation", columns, curves)
+    gains: list[tuple[tuple[Cell, ...], MeanGain]] = [
+        ((curve.model, *point.at), mean_gain([(curve.points[0].by_problem, point.by_problem)]))
+        for curve in curves
+        for point in curve.points[1:]
     ]
-    table, corrected = gain_table("extrapolation_gains", ("model", "budget_tokens", "gain"), gains)
-    at_last = {model: p for ((model, _), _), p in zip(gains, corrected, strict=True)}  # the last budget of each
-    remarks = (USED, *remark_on_correction("gains over the first budget", len(gains)))
-    tables = (_table(by_model), table)
-    return Analysis(tables, (_figure(by_model),), _summary(by_model), _verdicts(models, by_model, at_last), remarks)
+    of_gains, corrected = findings.gain_table("extrapolation_gains", ("model", "budget_tokens", "gain"), gains)
+    at_last = {str(cells[0]): p for (cells, _), p in zip(gains, corrected, strict=True)}  # the last budget of each
+    remarks = (USED, *findings.remark_on_correction("gains over the first budget", len(gains)))
+    verdicts = _verdicts(models, curves, at_last)
+    return Analysis((table, of_gains), (_figure(curves),), _summary(curves), verdicts, remarks)
 
 
-def extrapolation_of(model: ModelSamples) -> ModelExtrapolation:
-    """Boundary j stands for budget j - 1."""
-    measures = [AccuracyAt(budget, number + 1) for number, budget in enumerate(model.budgets)]
-    values = tuple(measure.values(model) for measure in measures)
-    return ModelExtrapolation(
-        model.name, model.budgets, values, tuple(tokens_used(model, m.boundary) for m in measures)
-    )
+def accuracy_by_budget(model: ModelSamples) -> Curve:
+    """Boundary j stands for budget j - 1. Beside each accuracy stand the thoughts' tokens up to there, the mean over
+    the traces of a problem, then over problems: a budget limits the thoughts, and not the answer forced there.
+    """
+    points = []
+    for boundary, budget in enumerate(model.budgets, start=1):
+        used = [[tokens_at(t.boundaries[boundary], "sampled", 0) for t in mine] for mine in model.problems.values()]
+        tokens = float(np.mean([np.mean(mine) for mine in used]))
+        points.append(Point((budget,), AccuracyAt(budget, boundary).values(model), more=(tokens,)))
+    return Curve((model.name,), tuple(points))
 
 
-def tokens_used(model: ModelSamples, boundary: int) -> float:
-    """A budget limits the thoughts, and not the answer forced there."""
-    used = [[tokens_at(t.boundaries[boundary], "sampled", 0) for t in traces] for traces in model.problems.values()]
-    return float(np.mean([np.mean(mine) for mine in used]))
-
-
-def _table(by_model: Sequence[ModelExtrapolation]) -> DataTable:
-    rows = [
-        (model.name, budget, *interval_cells(accuracy), used)
-        for model in by_model
-        for budget, accuracy, used in zip(model.budgets, model.accuracy, model.used, strict=True)
-    ]
-    return DataTable("extrapolation", ("model", "budget_tokens", "accuracy", "low", "high", "tokens_used"), tuple(rows))
-
-
-def _figure(by_model: Sequence[ModelExtrapolation]) -> LineFigure:
-    allowed = tuple(line_of(m.name, m.budgets, m.accuracy) for m in by_model)
-    used = tuple(line_of(m.name, m.used, m.accuracy) for m in by_model)
-    label = "accuracy when made to stop (95 % interval)"
+def _figure(curves: Sequence[Curve]) -> LineFigure:
+    used = tuple(line_of(c.model, (float(p.more[0]) for p in c.points), c.estimates) for c in curves)
+    label, allowed = "accuracy when made to stop (95 % interval)", tuple(curve.line() for curve in curves)
     by_budget = Panel("Accuracy past the first budget", "budget (tokens)", label, allowed, percent=True)
     return LineFigure(
         "extrapolation", (by_budget, Panel("By tokens used", "tokens of a thought, mean", "", used, percent=True))
     )
 
 
-def _summary(by_model: Sequence[ModelExtrapolation]) -> DataTable:
-    columns = ("model", *(f"budget {budget}" for budget in by_model[0].budgets), "gain")
+def _summary(curves: Sequence[Curve]) -> DataTable:
+    columns = ("model", *(f"budget {point.at[0]}" for point in curves[0].points), "gain")
     rows = [
         (
-            model.name,
-            *(f"{one.mean:.3f}, {used:.0f} used" for one, used in zip(model.accuracy, model.used, strict=True)),
-            interval_text(model.gain[-1].interval, signed=True),
+            curve.model,
+            *(f"{point.estimate.mean:.3f}, {point.more[0]:.0f} used" for point in curve.points),
+            _last_gain(curve).interval.decimals("+.3f"),
         )
-        for model in by_model
+        for curve in curves
     ]
     return DataTable("accuracy by budget", columns, tuple(rows))
 
 
+def _last_gain(curve: Curve) -> MeanGain:
+    """The accuracy at the last budget less that at the first, paired by problem."""
+    return mean_gain([(curve.points[0].by_problem, curve.points[-1].by_problem)])
+
+
 def _verdicts(
-    models: Sequence[ModelSamples], by_model: Sequence[ModelExtrapolation], corrected: Mapping[str, float]
+    models: Sequence[ModelSamples], curves: Sequence[Curve], corrected: Mapping[str, float]
 ) -> tuple[str, ...]:
     """Whether thinking longer helps each model, and how the models differ at the last budget. ``corrected`` holds
     p-values of gains there, if that is not the first budget.
     """
-    at_last = [(model, model.gain[-1]) for model in by_model]
-    longer = [
-        f"{model.name}, a budget of {model.budgets[-1]} against {model.budgets[0]} tokens "
-        f"({model.used[-1]:.0f} against {model.used[0]:.0f} used): "
-        f"{interval_text(gain.interval, signed=True)}, {_word(gain, corrected.get(model.name, 1.0))}"
-        for model, gain in at_last
-    ]
-    return (*longer, *comparisons_with_first(models, AccuracyAt(by_model[0].budgets[-1], len(by_model[0].budgets))))
+    longer = []
+    for curve in curves:
+        first, last, gain = curve.points[0], curve.points[-1], _last_gain(curve)
+        longer.append(
+            f"{curve.model}, a budget of {last.at[0]} against {first.at[0]} tokens "
+            f"({last.more[0]:.0f} against {first.more[0]:.0f} used): "
+            f"{gain.interval.decimals('+.3f')}, {_word(gain, corrected.get(curve.model, 1.0))}"
+        )
+    budgets = models[0].budgets
+    return (*longer, *findings.comparisons_with_first(models, AccuracyAt(budgets[-1], len(budgets))))
 
 
 def _word(gain: MeanGain, corrected_p: float) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_text
-from mrt_hpc.analysis.figures import Line, LineFigure, Panel, line_of
+from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
+from mrt_hpc.analysis.findings import Analysis, DataTable
 from mrt_hpc.analysis.intervals import paired_difference
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.number_formats import percent
@@ -49,12 +49,17 @@ def analyse_attempts(models: Sequence[ModelSamples]) -> Analysis:
         model.require_boundaries(*MEANT)
     by_model = [attempts_of_model(model) for model in models]
     rows = [(m.name, p, m.first[p], m.last[p], m.last[p] - m.first[p]) for m in by_model for p in m.first]
-    counts = [(m.name, middle, count) for m in by_model for middle, count in m.histogram.items()]
+    histograms = [(m.name, middle, count) for m in by_model for middle, count in m.histogram.items()]
     tables = (
         DataTable("attempts", ("model", "problem", "first_attempt", "last_attempt", "difference"), tuple(rows)),
-        DataTable("attempts_histogram", ("model", "difference", "problems"), tuple(counts)),
+        DataTable("attempts_histogram", ("model", "difference", "problems"), tuple(histograms)),
     )
-    return Analysis(tables, (_figure(by_model),), _summary(by_model))
+    panels = []
+    for number, m in enumerate(by_model):
+        bars = replace(line_of(m.name, m.histogram, map(bare_mean, m.histogram.values())), colour=number)
+        title, label = f"Last less first attempt of {m.name}", "" if number else "problems"
+        panels.append(Panel(title, "difference of the mean rewards", label, (bars,), kind="stack"))
+    return Analysis(tables, (LineFigure("attempts", tuple(panels)),), _summary(by_model))
 
 
 def attempts_of_model(model: ModelSamples) -> ModelAttempts:
@@ -73,28 +78,12 @@ def _words(trace: EvaluatedTrace) -> str:
     return f"{before}, then {after}"
 
 
-def _figure(by_model: Sequence[ModelAttempts]) -> LineFigure:
-    panels = tuple(
-        Panel(
-            f"Last less first attempt of {m.name}", "difference of the mean rewards", "" if number else "problems",
-            (_bars(m, number),), kind="stack",
-        )
-        for number, m in enumerate(by_model)
-    )  # fmt: skip
-    return LineFigure("attempts", panels)
-
-
-def _bars(model: ModelAttempts, colour: int) -> Line:
-    counts = [bare_mean(float(count)) for count in model.histogram.values()]
-    return replace(line_of(model.name, model.histogram, counts), colour=colour)
-
-
 def _summary(by_model: Sequence[ModelAttempts]) -> DataTable:
     columns = ("model", "first attempt", "last attempt", "difference", *by_model[0].changes)
     rows = [
         (
             m.name, *(f"{np.mean(list(mine.values())):.3f}" for mine in (m.first, m.last)),
-            interval_text(paired_difference(m.first, m.last), signed=True), *map(percent, m.changes.values()),
+            paired_difference(m.first, m.last).decimals("+.3f"), *map(percent, m.changes.values()),
         )
         for m in by_model
     ]  # fmt: skip

@@ -11,20 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mrt_hpc.analysis import intervals
+from mrt_hpc.analysis import intervals, named_models
 from mrt_hpc.analysis.model_samples import other_settings
-from mrt_hpc.analysis.named_models import (
-    Arm,
-    benchmarks_left_out,
-    chosen_benchmarks,
-    compared_arms,
-    evaluated_runs,
-    may_be_paired,
-    read_arms,
-    remarks_on,
-    seed_by_seed,
-)
-from mrt_hpc.analysis.problem_measures import MajorityAtK, Measure, Regret, measure_of
+from mrt_hpc.analysis.named_models import Arm
+from mrt_hpc.analysis.number_formats import plural
+from mrt_hpc.analysis.problem_measures import MajorityAtK, MeanMeasure, Measure, Regret, measure_of
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.mrt.votes import RULE
 from mrt_hpc.run.family import missing_runs
@@ -100,25 +91,24 @@ class Comparison:
         """
         return self.scale * intervals.detectable(self.gain.error, self.gain.degrees, self.together)
 
-    def needed_size(self, difference: float) -> "Needed | None":
-        """The effort to show a difference, in the measure's unit, between two models. None for arms of several runs,
-        and where the spread of gains is not known (a mean over benchmarks).
+    def needed_size(self, difference: float) -> tuple[int, int | None] | None:
+        """The problems, with as many samples of each as now, that show a difference in the measure's unit between two
+        models; and the samples of each of these problems, None if no number is enough, or the spread of gains is not
+        known. None for arms of several runs, and for a mean over benchmarks.
         """
         if self.problems < 2 or self.benchmark == MEAN or self.gain.seeds:
             return None
         share, variance = difference / self.scale, self.gain.error**2 * self.problems
-        samples = (
-            None if self.spread is None else intervals.samples_needed(self.spread, self.problems, share, self.together)
-        )
-        return Needed(intervals.problems_needed(variance, share, self.together), samples, self.spread is not None)
+        problems = intervals.problems_needed(variance, share, self.together)
+        if self.spread is None:
+            return problems, None
+        return problems, intervals.samples_needed(self.spread, self.problems, share, self.together)
 
     def seeds_needed(self, difference: float) -> int | None:
         """In each arm; None for a single run."""
-        return (
-            intervals.seeds_needed(self.gain, difference / self.scale, self.together)
-            if self.has_several_seeds
-            else None
-        )
+        if not self.has_several_seeds:
+            return None
+        return intervals.seeds_needed(self.gain, difference / self.scale, self.together)
 
     def problems_beyond_seeds(self, difference: float) -> int | None:
         """Only where no number of seeds shows a difference with these."""
@@ -129,15 +119,6 @@ class Comparison:
         if intervals.detectable(without.error, without.degrees, self.together) <= share:
             return None
         return intervals.problems_needed(squared * self.problems, share, self.together)
-
-
-@dataclass(frozen=True)
-class Needed:
-    problems: int
-    """With as many samples of each as now."""
-    samples: int | None
-    """Of each problem; None if no number is enough, or it is not known."""
-    samples_known: bool
 
 
 MEAN = "mean"
@@ -157,13 +138,11 @@ def compare(
     for measure in measures:
         for other in others:
             pairs = [_restrict_to_shared(a, b) for a, b in zip(first, other, strict=True)]
-            single = [
-                _compare_arms(*pair, measure, _count_left_out(*whole), paired=paired)
-                for pair, whole in zip(pairs, zip(first, other, strict=True), strict=True)
-            ]
-            comparisons += single
-            if len(single) > 1 and measure.is_share:
-                comparisons.append(_mean(pairs, measure, single, paired=paired))
+            left_out = [_count_left_out(a, b) for a, b in zip(first, other, strict=True)]
+            for pair, left in zip(pairs, left_out, strict=True):
+                comparisons.append(_compare_pairs([pair], measure, left, paired=paired))
+            if len(pairs) > 1 and measure.is_share:
+                comparisons.append(_compare_pairs(pairs, measure, sum(left_out), paired=paired))
     corrected = intervals.holm([comparison.gain.p_value for comparison in comparisons])
     return [
         replace(comparison, corrected_p=p, together=len(comparisons))
@@ -171,34 +150,40 @@ def compare(
     ]
 
 
-def _compare_arms(first: Arm, second: Arm, measure: Measure, left_out: int, *, paired: bool) -> Comparison:
-    before, after = first.values(measure), second.values(measure)
-    scale = 1.0 if measure.is_share else float(max(before.max(), after.max(), 1.0))
-    gain = intervals.crossed_gain([(before / scale, after / scale)], paired=paired)
+def _compare_pairs(pairs: Sequence[tuple[Arm, Arm]], measure: Measure, left_out: int, *, paired: bool) -> Comparison:
+    """On one benchmark, or by the mean over several, which have the same weight, and the same runs of an arm."""
+    values = [(first.values(measure), second.values(measure)) for first, second in pairs]
+    most = max(float(values_SP.max()) for pair in values for values_SP in pair)
+    scale = 1.0 if measure.is_share else max(most, 1.0)
+    gain = intervals.crossed_gain([(before / scale, after / scale) for before, after in values], paired=paired)
+    first, second = (_side([pair[n] for pair in pairs], [pair[n] for pair in values], measure, scale) for n in (0, 1))
     return Comparison(
         measure,
-        first.benchmark,
-        _side(first, before, measure, scale),
-        _side(second, after, measure, scale),
-        problems=before.shape[1],
+        MEAN if len(pairs) > 1 else pairs[0][0].benchmark,
+        first,
+        second,
+        problems=sum(before.shape[1] for before, _ in values),
         left_out=left_out,
         gain=gain,
         scale=scale,
-        spread=_spread(first, second, measure, scale),
+        spread=None if len(pairs) > 1 else _spread(*pairs[0], measure, scale),
         corrected_p=gain.p_value,
         paired=paired,
     )
 
 
-def _side(arm: Arm, values_SP: intervals.FloatArray, measure: Measure, scale: float) -> Side:
-    """The interval is the measure's for a single run, else over seeds and problems."""
-    means = tuple(math.fsum(values_P) / len(values_P) for values_P in values_SP)
-    return Side(arm.name, _own_interval(arm, values_SP, measure, scale), arm.fewest, means, bool(arm.differing))
+def _side(arms: Sequence[Arm], values: Sequence[intervals.FloatArray], measure: Measure, scale: float) -> Side:
+    """One arm on each of the benchmarks."""
+    means = np.mean([[math.fsum(values_P) / len(values_P) for values_P in values_SP] for values_SP in values], axis=0)
+    interval = None if len(arms) > 1 else _own_interval(arms[0], values[0], measure, scale)
+    samples = min(arm.fewest for arm in arms)
+    return Side(arms[0].name, interval, samples, tuple(means.tolist()), bool(arms[0].differing))
 
 
 def _own_interval(
     arm: Arm, values_SP: intervals.FloatArray, measure: Measure, scale: float
 ) -> intervals.IntervalEstimate:
+    """The measure's for a single run, else over seeds and problems."""
     if len(arm.runs) == 1:
         return measure.interval(arm.runs[0])
     if measure.is_share:
@@ -235,33 +220,6 @@ def _spread(first: Arm, second: Arm, measure: Measure, scale: float) -> interval
     return intervals.spread_of(before, after)
 
 
-def _mean(
-    pairs: Sequence[tuple[Arm, Arm]], measure: Measure, single: Sequence[Comparison], *, paired: bool
-) -> Comparison:
-    """Benchmarks have the same weight, and the same runs of an arm."""
-    values = [(first.values(measure), second.values(measure)) for first, second in pairs]
-    gain = intervals.crossed_gain(values, paired=paired)
-    return Comparison(
-        measure,
-        MEAN,
-        _mean_side([comparison.first for comparison in single]),
-        _mean_side([comparison.second for comparison in single]),
-        problems=sum(comparison.problems for comparison in single),
-        left_out=sum(comparison.left_out for comparison in single),
-        gain=gain,
-        scale=1.0,
-        spread=None,
-        corrected_p=gain.p_value,
-        paired=paired,
-    )
-
-
-def _mean_side(sides: Sequence[Side]) -> Side:
-    means_S = np.mean([side.means for side in sides], axis=0)
-    samples = min(side.samples for side in sides)
-    return Side(sides[0].name, None, samples, tuple(means_S.tolist()), sides[0].is_mixed)
-
-
 # -- in words
 
 
@@ -278,8 +236,11 @@ def quantity(measure: Measure, amount: float) -> str:
 def verdict(comparison: Comparison) -> str:
     """The sentence also says whether it is about recipes or trained models."""
     if comparison.is_significant:
-        found = f"is {_direction(comparison)}: {_more(comparison)}" if comparison.measure.is_share else None
-        return f"{comparison.second.name} {found or f'takes {_more(comparison)}'} ({_about(comparison)})"
+        amount = quantity(comparison.measure, abs(comparison.gain.mean) * comparison.scale)
+        found = f"{amount} {'more' if comparison.gain.mean > 0 else 'less'}"
+        better = (comparison.gain.mean > 0) == comparison.measure.more_is_better
+        how = f"is {'better' if better else 'worse'}:" if comparison.measure.is_share else "takes"
+        return f"{comparison.second.name} {how} {found} ({_about(comparison)})"
     corrected = " after the correction" if comparison.gain.p_value < intervals.SIGNIFICANCE else ""
     seeds = f"{_seeds(comparison)} on " if comparison.has_several_seeds else ""
     limit = can_show(comparison.measure, comparison.problems, comparison.detectable)
@@ -311,16 +272,6 @@ def can_show(measure: Measure, problems: int, smallest: float) -> str:
     return f"n = {problems} problems can show {quantity(measure, smallest)} or more"
 
 
-def _more(comparison: Comparison) -> str:
-    amount = quantity(comparison.measure, abs(comparison.gain.mean) * comparison.scale)
-    return f"{amount} {'more' if comparison.gain.mean > 0 else 'less'}"
-
-
-def _direction(comparison: Comparison) -> str:
-    better = (comparison.gain.mean > 0) == comparison.measure.more_is_better
-    return "better" if better else "worse"
-
-
 def requirement(comparison: Comparison, difference: float) -> str | None:
     """The effort to show a ``difference`` between two models; None where it is not known."""
     start = f"to distinguish {quantity(comparison.measure, difference)}: "
@@ -331,33 +282,25 @@ def requirement(comparison: Comparison, difference: float) -> str | None:
             return f"{start}no number of seeds is enough {these}; it takes {plural(problems, 'problem')} at least"
         told = f"{seeds:,}" if seeds is not None else f"more than {intervals.MOST_SEEDS:,}"
         return f"{start}{told} seeds in each arm {these}"
-    needed = comparison.needed_size(difference)
-    if needed is None:
+    if (needed := comparison.needed_size(difference)) is None:
         return None
-    start += f"{plural(needed.problems, 'problem')} "
     samples = min(comparison.first.samples, comparison.second.samples)
-    return f"{start}with {plural(samples, 'sample')} each; or {_enough_samples(needed, comparison)}"
+    with_samples = f"{plural(needed[0], 'problem')} with {plural(samples, 'sample')} each"
+    return f"{start}{with_samples}; or {_enough_samples(needed[1], comparison)}"
 
 
-def _enough_samples(needed: Needed, comparison: Comparison) -> str:
+def _enough_samples(samples: int | None, comparison: Comparison) -> str:
     these = f"with these {plural(comparison.problems, 'problem')}"
-    if needed.samples is not None:
-        return f"{plural(needed.samples, 'sample')} each {these}"
-    if needed.samples_known:
+    if samples is not None:
+        return f"{plural(samples, 'sample')} each {these}"
+    if comparison.spread is not None:
         return f"no number of samples {these}: they differ too much among themselves"
-    return f"more samples, how many is not known: {_why_samples_are_not_known(comparison)}"
-
-
-def _why_samples_are_not_known(comparison: Comparison) -> str:
-    if not comparison.measure.is_mean:
-        return f"{comparison.measure.name} is no mean over samples"
-    if min(comparison.first.samples, comparison.second.samples) < 2:
-        return "problems have a single sample"
-    return "no sample gains or loses more than another"
-
-
-def plural(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+    reason = "no sample gains or loses more than another"
+    if not isinstance(comparison.measure, MeanMeasure):
+        reason = f"{comparison.measure.name} is no mean over samples"
+    elif min(comparison.first.samples, comparison.second.samples) < 2:
+        reason = "problems have a single sample"
+    return f"more samples, how many is not known: {reason}"
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -367,13 +310,13 @@ def plural(number: int, what: str) -> str:
 def row_of(comparison: Comparison, points: float) -> dict[str, Any]:
     """The columns of the CSV file: plain numbers, shares in [0, 1] or tokens.
 
-    ``detectable`` is None for infinity. ``asked`` is the difference (``points``) that the next three columns are about.
-    ``seeds_needed`` are those of each arm where both have
-    several runs, None above a thousand; where no number is enough, ``problems_needed`` says
-    how many problems there have to be at least.
+    ``detectable`` is None for infinity. ``asked`` is the difference that the next three columns are about: ``points``
+    percentage points, or of tokens per cent of the first model's. ``seeds_needed`` are those of each arm where both
+    have several runs, None above a thousand; where no number is enough, ``problems_needed`` says how many problems
+    there have to be at least.
     """
-    asked = asked_difference(comparison, points)
-    needed = comparison.needed_size(asked)
+    asked = points / 100 * (1.0 if comparison.measure.is_share else comparison.first.mean)
+    problems, samples = comparison.needed_size(asked) or (comparison.problems_beyond_seeds(asked), None)
     gain, scale = comparison.gain.interval, comparison.scale
     return {
         "benchmark": comparison.benchmark,
@@ -388,8 +331,8 @@ def row_of(comparison: Comparison, points: float) -> dict[str, Any]:
         "corrected_p": comparison.corrected_p,
         "detectable": finite(comparison.detectable),
         "asked": asked,
-        "problems_needed": comparison.problems_beyond_seeds(asked) if needed is None else needed.problems,
-        "samples_needed": None if needed is None else needed.samples,
+        "problems_needed": problems,
+        "samples_needed": samples,
         "seeds_needed": comparison.seeds_needed(asked),
         "verdict": verdict(comparison),
         "requirement": requirement(comparison, asked),
@@ -414,11 +357,6 @@ def finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def asked_difference(comparison: Comparison, points: float) -> float:
-    """So many percentage points in the measure's unit; of tokens, per cent of the first model's."""
-    return points / 100 * (1.0 if comparison.measure.is_share else comparison.first.mean)
-
-
 def csv_of(rows: Sequence[dict[str, Any]]) -> str:
     stream = StringIO()
     writer = csv.DictWriter(stream, [*rows[0]], lineterminator="\n")
@@ -436,8 +374,19 @@ def notes(comparisons: Sequence[Comparison], arms: Sequence[Sequence[Arm]]) -> l
     runs = [[run for arm in of_benchmark for run in arm.runs] for of_benchmark in zip(*arms, strict=True)]
     sentences = [note for mine in runs for note in other_settings(mine[0], mine[1:], seeds=not several)]
     sentences += filter(None, map(_unequal_arms_remark, comparisons))
-    sentences += (_missing_problems_remark(comparison) for comparison in comparisons if comparison.left_out)
-    sentences += (_few_problems_remark(comparison) for comparison in comparisons if comparison.problems < FEW)
+    sentences += [
+        f"{one.left_out} problems of {one.benchmark} are left out, which not both of {one.first.name} and "
+        f"{one.second.name} have"
+        for one in comparisons
+        if one.left_out
+    ]
+    sentences += [
+        f"{one.benchmark} has {plural(one.problems, 'problem')}: with fewer than {FEW} an interval assumes that gains "
+        "follow a normal distribution; where a few problems gain much more than the others, it holds the truth less "
+        "often than it says"
+        for one in comparisons
+        if one.problems < FEW
+    ]
     sentences += _seed_remarks(comparisons)
     over = "problems, and over the seeds of an arm of several runs" if several else "problems"
     sentences.append(
@@ -461,24 +410,18 @@ def _seed_remarks(comparisons: Sequence[Comparison]) -> list[str]:
     for comparison in comparisons:
         for side in comparison.sides if comparison.benchmark != MEAN else ():
             of_arms[side.name].append((side, comparison))
-    found = [max(of_arm, key=_relative_deviation) for of_arm in of_arms.values() if of_arm[0][0].runs > 1]
-    sentences = [_seed_spread_text(side, comparison) for side, comparison in found]
+    sentences = []
+    for name, of_arm in of_arms.items():
+        side, one = max(of_arm, key=lambda found: (found[0].deviation or 0.0) / found[1].scale)
+        if side.deviation is not None:
+            most, deviation = (quantity(one.measure, amount) for amount in (float(np.ptp(side.means)), side.deviation))
+            where = f"{one.measure.name} on {one.benchmark} (standard deviation {deviation})"
+            sentences.append(f"the {side.runs} seeds of {name} differ by up to {most} in {where}")
     if all(comparison.has_several_seeds for comparison in comparisons):
         return sentences
     about = "a verdict with a single run on a side is about trained models and not about recipes"
     other = "another training seed of the same recipe may differ from it by about as much"
     return [f"{about}: {other}; --arm NAME=RUN,RUN,... takes the seeds of a recipe as one arm", *sentences]
-
-
-def _relative_deviation(found: tuple[Side, Comparison]) -> float:
-    side, comparison = found
-    return (side.deviation or 0.0) / comparison.scale
-
-
-def _seed_spread_text(side: Side, comparison: Comparison) -> str:
-    most, deviation = (quantity(comparison.measure, x) for x in (float(np.ptp(side.means)), side.deviation or 0.0))
-    where = f"{comparison.measure.name} on {comparison.benchmark}"
-    return f"the {side.runs} seeds of {side.name} differ by up to {most} in {where} (standard deviation {deviation})"
 
 
 UNEQUAL = {2: (3, "3 to 10"), 3: (6, "4 to 9"), 4: (8, "4 to 8")}
@@ -496,19 +439,6 @@ def _unequal_arms_remark(comparison: Comparison) -> str | None:
     return (
         f"{few.name} has {few.runs} seeds, and {many.name} {many.runs}: with so unequal arms an interval calls equal "
         f"recipes different in {errs} % of simulated comparisons, and not in 5 %; more seeds of {few.name} mend this"
-    )
-
-
-def _missing_problems_remark(comparison: Comparison) -> str:
-    names = f"{comparison.first.name} and {comparison.second.name}"
-    return f"{comparison.left_out} problems of {comparison.benchmark} are left out, which not both of {names} have"
-
-
-def _few_problems_remark(comparison: Comparison) -> str:
-    return (
-        f"{comparison.benchmark} has {plural(comparison.problems, 'problem')}: with fewer than {FEW} an interval "
-        "assumes that gains follow a normal distribution; where a few problems gain much more than the others, it "
-        "holds the truth less often than it says"
     )
 
 
@@ -558,16 +488,16 @@ def compare_named(
         trust: import code of the runs also where another user can change it.
     """
     measured = [measure_of(name) for name in measures]
-    asked = compared_arms(what, typed_arms, trust=trust)
+    asked = named_models.compared_arms(what, typed_arms, trust=trust)
     models = [model for arm in asked for model in arm.models]
-    chosen = chosen_benchmarks(models, benchmarks)
-    named, late = evaluated_runs(asked, chosen)
+    chosen = named_models.chosen_benchmarks(models, benchmarks)
+    named, late = named_models.evaluated_runs(asked, chosen)
     if paired:
-        named = seed_by_seed(named, chosen)
-    arms = read_arms(named, chosen, graded=any(measure.is_graded for measure in measured))
+        named = named_models.seed_by_seed(named, chosen)
+    arms = named_models.read_arms(named, chosen, graded=any(measure.is_graded for measure in measured))
     comparisons = compare(arms[0], arms[1:], measured, paired=paired)
     missing = missing_runs([*what, *(run for arm in typed_arms for run in arm.partition("=")[2].split(","))])
-    left_out = () if benchmarks else benchmarks_left_out(models, chosen)
-    pairing = () if paired or not may_be_paired(named, chosen) else (PAIRING,)
-    remarks = [*remarks_on(named, chosen), *late, *missing, *left_out, *notes(comparisons, arms), *pairing]
+    left_out = () if benchmarks else named_models.benchmarks_left_out(models, chosen)
+    pairing = () if paired or not named_models.may_be_paired(named, chosen) else (PAIRING,)
+    remarks = [*named_models.remarks_on(named, chosen), *late, *missing, *left_out, *notes(comparisons, arms), *pairing]
     return Compared(tuple(comparisons), tuple(row_of(one, difference) for one in comparisons), tuple(remarks))

@@ -14,11 +14,12 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from mrt_hpc.analysis.analysis_files import Analysis, DataTable, interval_cells, remark_on_correction
-from mrt_hpc.analysis.comparing import FEW, plural
-from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
+from mrt_hpc.analysis import findings
+from mrt_hpc.analysis.comparing import FEW
+from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point
 from mrt_hpc.analysis.intervals import SIGNIFICANCE, IntervalEstimate, holm, share_interval, t_quantile, two_sided_p
 from mrt_hpc.analysis.model_samples import SUITE_WITH, Counted, EvaluatedTrace, ModelSamples
+from mrt_hpc.analysis.number_formats import plural
 from mrt_hpc.analysis.problem_measures import curve_of, tokens_at
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import TraceCurve, first_reached, reward_within
@@ -68,6 +69,12 @@ class ModelEfficiency:
     def mean(self) -> NDArray[np.float64]:
         return self.accuracy.mean(axis=0)
 
+    @property
+    def curve(self) -> Curve:
+        shares = map(share_interval, self.accuracy.T)
+        points = zip(self.allowed.tolist(), shares, strict=True)
+        return Curve((self.name,), tuple(Point((tokens,), given=share) for tokens, share in points))
+
 
 @dataclass(frozen=True)
 class TokensTo:
@@ -98,9 +105,16 @@ def analyse_efficiency(models: Sequence[ModelSamples], levels: Sequence[float], 
     by_model = efficiencies(models)
     asked = sorted(set(levels)) or default_levels(by_model)
     results = correct_ratios([result for level in asked for result in tokens_to(by_model, level, seed)])
-    tables = (_table_of_accuracy(by_model), _table_of_tokens(results))
-    figures = (_figure(by_model, models[0].counted),)
-    return Analysis(tables, figures, _summary(results), remarks=_remarks(models, by_model, results))
+    curves = [model.curve for model in by_model]
+    table = findings.table_of_curves(
+        "accuracy_by_tokens", ("model", "allowed_tokens", "accuracy", "low", "high"), curves
+    )
+    x_label, y_label = f"tokens allowed ({models[0].counted})", "accuracy (mean, 95 % interval)"
+    figure = findings.figure_of_curves(
+        "efficiency", "Accuracy within a number of tokens", x_label, y_label, curves, percent=True
+    )
+    remarks = _remarks(models, by_model, results)
+    return Analysis((table, _table_of_tokens(results)), (figure,), _summary(results), remarks=remarks)
 
 
 def efficiencies(models: Sequence[ModelSamples]) -> list[ModelEfficiency]:
@@ -159,20 +173,19 @@ def tokens_to(by_model: Sequence[ModelEfficiency], level: float, seed: int) -> l
     """All models have the same problems in the same order."""
     problems = len(by_model[0].accuracy)
     weights = bootstrap_weights(problems, seed)
-    exact = [float(first_reached(model.allowed, model.mean[None], level)[0]) for model in by_model]
-    drawn = [first_reached(model.allowed, weights @ model.accuracy, level) for model in by_model]
-    ratios = [_ratios(tokens, draws, exact[0], drawn[0]) for tokens, draws in zip(exact, drawn, strict=True)]
-    return [
-        TokensTo(
-            model.name,
-            level,
-            percentiles(tokens, draws, problems),
-            percentiles(*ratio, problems),
-            float(np.mean(np.isnan(ratio[1]))),
-            p_of_ratio(ratio[1], problems),
+    reached = [
+        first_reached(model.allowed, np.vstack([model.mean, weights @ model.accuracy]), level) for model in by_model
+    ]  # [1 + draws] each, the estimate first
+    results = []
+    for model, tokens in zip(by_model, reached, strict=True):
+        ratios = ratio_of_tokens(tokens, reached[0])
+        estimates = (
+            percentiles(float(tokens[0]), tokens[1:], problems),
+            percentiles(float(ratios[0]), ratios[1:], problems),
         )
-        for model, tokens, draws, ratio in zip(by_model, exact, drawn, ratios, strict=True)
-    ]
+        undefined, p = float(np.mean(np.isnan(ratios[1:]))), p_of_ratio(ratios[1:], problems)
+        results.append(TokensTo(model.name, level, *estimates, undefined, p))
+    return results
 
 
 def p_of_ratio(draws: NDArray[np.float64], problems: int) -> float:
@@ -202,13 +215,6 @@ def bootstrap_weights(problems: int, seed: int) -> NDArray[np.float64]:
     return np.random.default_rng(seed).multinomial(problems, shares, size=DRAWS) / problems
 
 
-def _ratios(
-    tokens: float, draws: NDArray[np.float64], first: float, first_draws: NDArray[np.float64]
-) -> tuple[float, NDArray[np.float64]]:
-    both = ratio_of_tokens(np.append(draws, tokens), np.append(first_draws, first))
-    return float(both[-1]), both[:-1]
-
-
 def ratio_of_tokens(tokens: NDArray[np.float64], first: NDArray[np.float64]) -> NDArray[np.float64]:
     """[N] tokens / first: 1 where both reach an accuracy at once, NaN where neither reaches it."""
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -230,23 +236,11 @@ def percentiles(estimate: float, draws: NDArray[np.float64], problems: int) -> I
 # -- what is shown
 
 
-def _table_of_accuracy(by_model: Sequence[ModelEfficiency]) -> DataTable:
-    rows = [
-        (model.name, float(tokens), *interval_cells(share_interval(by_problem)))
-        for model in by_model
-        for tokens, by_problem in zip(model.allowed, model.accuracy.T, strict=True)
-    ]
-    return DataTable("accuracy_by_tokens", ("model", "allowed_tokens", "accuracy", "low", "high"), tuple(rows))
-
-
 def _table_of_tokens(results: Sequence[TokensTo]) -> DataTable:
-    rows = [
-        (
-            r.model, r.level, *map(_cell, interval_cells(r.tokens)), *map(_cell, interval_cells(r.ratio)), r.undefined,
-            r.p, r.corrected_p,
-        )
-        for r in results
-    ]  # fmt: skip
+    rows = []
+    for r in results:
+        cells = (NOT_REACHED if np.isinf(number) else number for number in (*r.tokens.cells, *r.ratio.cells))
+        rows.append((r.model, r.level, *cells, r.undefined, r.p, r.corrected_p))
     columns = (
         "model", "accuracy", "tokens", "tokens_low", "tokens_high",
         "ratio_to_first", "ratio_low", "ratio_high", "share_of_draws_without_ratio", "p", "corrected_p",
@@ -254,28 +248,12 @@ def _table_of_tokens(results: Sequence[TokensTo]) -> DataTable:
     return DataTable("tokens_to_accuracy", columns, tuple(rows))
 
 
-def _cell(number: float) -> float | str:
-    return NOT_REACHED if np.isinf(number) else number
-
-
-def _figure(by_model: Sequence[ModelEfficiency], counted: Counted) -> LineFigure:
-    lines = tuple(line_of(model.name, model.allowed, map(share_interval, model.accuracy.T)) for model in by_model)
-    title = "Accuracy within a number of tokens"
-    y_label = "accuracy (mean, 95 % interval)"
-    return LineFigure("efficiency", (Panel(title, f"tokens allowed ({counted})", y_label, lines, percent=True),))
-
-
 def _summary(results: Sequence[TokensTo]) -> DataTable:
     first = results[0].model if results else ""
-    rows = [
-        (
-            r.model,
-            level_text(r.level),
-            tokens_text(r.tokens),
-            *(("", "") if r.model == first else (ratio_text(r.ratio), f"{r.corrected_p:.2g}")),
-        )
-        for r in results
-    ]
+    rows = []
+    for r in results:
+        compared = ("", "") if r.model == first else (ratio_text(r.ratio), f"{r.corrected_p:.2g}")
+        rows.append((r.model, level_text(r.level), tokens_text(r.tokens), *compared))
     columns = ("model", "accuracy", "tokens", f"ratio to {first}", "p, corrected")
     return DataTable("tokens to an accuracy", columns, tuple(rows))
 
@@ -287,16 +265,14 @@ def level_text(level: float) -> str:
 
 def tokens_text(estimate: IntervalEstimate) -> str:
     """Tokens with an interval, or words where an accuracy is not reached."""
-    mean, low, high = (NOT_REACHED if np.isinf(n) else f"{n:.0f}" for n in interval_cells(estimate))
-    if np.isnan(estimate.low):
-        return f"{mean} (no interval)"
-    return f"{mean} ({low} to {high})" if low != NOT_REACHED else mean
+    text = estimate.text(lambda tokens: NOT_REACHED if np.isinf(tokens) else f"{tokens:.0f}")
+    return f"{text} (no interval)" if np.isnan(estimate.low) else text
 
 
 def ratio_text(estimate: IntervalEstimate) -> str:
     if np.isnan(estimate.mean):
         return "neither reaches it"
-    mean, low, high = ("infinite" if np.isinf(n) else f"{n:.2f}" for n in interval_cells(estimate))
+    mean, low, high = ("infinite" if np.isinf(n) else f"{n:.2f}" for n in estimate.cells)
     return f"{mean} (no interval)" if np.isnan(estimate.low) else f"{mean} ({low} to {high})"
 
 
@@ -315,7 +291,7 @@ def _remarks(
         if model.is_valued and model.fewest_forced == 0
     ]
     ratios, problems = sum(r.model != results[0].model for r in results), len(models[0].problems)
-    remarks += remark_on_correction("ratios other than 1", ratios)
+    remarks += findings.remark_on_correction("ratios other than 1", ratios)
     if problems > 1 and (least := ratios * p_of_ratio(np.zeros(DRAWS), problems)) >= SIGNIFICANCE:
         remarks.append(
             f"{problems} problems cannot show that a ratio is not 1: with {plural(ratios, 'ratio')} shown together, p "

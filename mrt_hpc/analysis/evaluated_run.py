@@ -186,15 +186,16 @@ class EvaluatedRun:
     def _incomplete(self, version: int, benchmark: str) -> UserError:
         whole = ", ".join(map(self.long_name, self.versions(benchmark)))
         published = [] if self.models else published_versions(self.layout)
+        what = f"{self.short_name(version)} has no complete evaluation on {benchmark}"
         if version not in published and version < max(published, default=0):
             return UserError(
-                f"{self.short_name(version)} has no complete evaluation on {benchmark}, and its weights are gone",
+                f"{what}, and its weights are gone",
                 where=self.layout.weights,
                 expected=f"one of {whole or ', '.join(map(self.long_name, published))}",
                 advice=Advice("mrt-hpc status {typed}", typed=self.typed),
             )
         return UserError(
-            f"{self.short_name(version)} has no complete evaluation on {benchmark}",
+            what,
             where=self.layout.evaluation(version, benchmark),
             expected=f"one of {whole}" if whole else None,
             advice=Advice(

@@ -15,20 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import matplotlib
 import numpy as np
+from matplotlib import ticker
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import (
-    FixedLocator,
-    FuncFormatter,
-    Locator,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    PercentFormatter,
-)
 
 from mrt_hpc.run.atomic import replace_file
 
@@ -152,24 +144,18 @@ def draw(figure: LineFigure, *paths: Path) -> None:
 
 
 def inline_svg(figure: LineFigure) -> tuple[str, str]:
-    """The view box and the SVG elements, without the title, which the page writes."""
+    """The view box and the SVG elements, without the title, which the page writes, and without names of groups, which
+    figures of one page would share.
+    """
     buffer = BytesIO()
     with _draw_figure(figure, titled=False) as drawn:
         drawn.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    return svg_content(buffer.getvalue().decode())
-
-
-def svg_content(svg: str) -> tuple[str, str]:
-    """The view box of an SVG file and the content of its root, without names of groups, which figures of one page would
-    share.
-    """
-    root = svg[svg.index("<svg") :]
+    _, _, root = buffer.getvalue().decode().partition("<svg")
     head, _, body = root.partition(">")
     match = re.search(r'viewBox="([^"]+)"', head)
     if match is None:
         raise ValueError("the figure has no view box")
-    content = body[: body.rindex("</svg>")]
-    content = re.sub(r"<metadata>.*?</metadata>", "", content, flags=re.DOTALL)
+    content = re.sub(r"<metadata>.*?</metadata>", "", body[: body.rindex("</svg>")], flags=re.DOTALL)
     return match[1], re.sub(r' id="[A-Za-z.]+\w*_\d+"', "", content)
 
 
@@ -199,30 +185,30 @@ def _draw_panel(axes: "Axes", panel: Panel, title: str) -> None:
         axes.axhline(panel.level, color="#4D4D4D", lw=1)
     _KINDS[panel.kind](axes, panel.lines)
     if panel.percent:
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
     if panel.whole_numbers:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     if panel.logarithmic:
         axes.set_xscale("log")
         _marks(axes.xaxis, _powers(*axes.get_xlim()))
     if panel.doubling:
         axes.set_xscale("log", base=2)
-        _marks(axes.xaxis, LogLocator(base=2))
+        _marks(axes.xaxis, ticker.LogLocator(base=2))
     if panel.logarithmic_heights:
         axes.set_yscale("log")
         _marks(axes.yaxis, _powers(*axes.get_ylim()))
     if panel.marks_at_points:
-        _marks(axes.xaxis, FixedLocator(sorted({x for line in panel.lines for x in line.x})))
+        _marks(axes.xaxis, ticker.FixedLocator(sorted({x for line in panel.lines for x in line.x})))
 
 
-def _powers(low: float, high: float) -> LogLocator:
-    return LogLocator(subs=(1.0,) if high / low > MOST_RATIO else (1.0, 2.0, 5.0))
+def _powers(low: float, high: float) -> ticker.LogLocator:
+    return ticker.LogLocator(subs=(1.0,) if high / low > MOST_RATIO else (1.0, 2.0, 5.0))
 
 
-def _marks(axis: "Axis", locator: Locator) -> None:
+def _marks(axis: "Axis", locator: ticker.Locator) -> None:
     axis.set_major_locator(locator)
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+    axis.set_minor_formatter(ticker.NullFormatter())
 
 
 # -- kinds of lines

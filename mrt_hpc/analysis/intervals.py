@@ -16,7 +16,7 @@ cover 86 to 94 %.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -38,6 +38,20 @@ class IntervalEstimate:
     mean: float
     low: float
     high: float
+
+    @property
+    def cells(self) -> tuple[float, float, float]:
+        return self.mean, self.low, self.high
+
+    def text(self, written: Callable[[float], str]) -> str:
+        """A text such as ``28.1 % (20.4 % to 37.3 %)``, or without an interval."""
+        mean, low, high = map(written, self.cells)
+        return f"{mean} ({low} to {high})" if math.isfinite(self.low) else mean
+
+    def decimals(self, form: str = ".3f") -> str:
+        """A text such as ``0.412 (0.350 to 0.470)``."""
+        text = self.text(f"{{:{form}}}".format)
+        return text if math.isfinite(self.low) else f"{text} (no interval)"
 
     @property
     def excludes_zero(self) -> bool:
@@ -264,24 +278,19 @@ def _problem_part(gains_P: FloatArray, arms: tuple[FloatArray, FloatArray]) -> V
 
 
 def _seed_parts(arms: Sequence[Sequence[FloatArray]]) -> tuple[VariancePart, ...]:
-    """The parts of arms with several runs; ``arms`` are [S, P] for each benchmark."""
-    several = [arm for arm in arms if len(arm[0]) > 1]
-    found = [(len(arm[0]), _variance_of_means(arm), _floor_of_variance(arm)) for arm in several]
+    """The parts of arms with several runs; ``arms`` are [S, P] for each benchmark. Where all seeds were equal, the
+    variance of means would be its floor.
+    """
+    found = []
+    for arm in (arm for arm in arms if len(arm[0]) > 1):
+        means_S = np.mean([values_SP.mean(axis=1) for values_SP in arm], axis=0)
+        variance = float(means_S.var(ddof=1))  # B of crossed_gain
+        floor = sum(_interaction(values_SP) / values_SP.shape[1] for values_SP in arm) / len(arm) ** 2  # E / P
+        found.append((len(arm[0]), variance, floor))
     if len({runs for runs, _, _ in found}) < len(found):
         runs, variance, floor = found[0][0], sum(v for _, v, _ in found), sum(f for *_, f in found)
         return (VariancePart(max(variance, floor) / runs, len(found) * (runs - 1), len(found)),)
     return tuple(VariancePart(max(variance, floor) / runs, runs - 1) for runs, variance, floor in found)
-
-
-def _variance_of_means(benchmarks: Sequence[FloatArray]) -> float:
-    """B of ``crossed_gain``."""
-    means_S = np.mean([values_SP.mean(axis=1) for values_SP in benchmarks], axis=0)
-    return float(means_S.var(ddof=1))
-
-
-def _floor_of_variance(benchmarks: Sequence[FloatArray]) -> float:
-    """E / P, the value of B if all seeds were equal."""
-    return sum(_interaction(values_SP) / values_SP.shape[1] for values_SP in benchmarks) / len(benchmarks) ** 2
 
 
 def _interaction(values_SP: FloatArray) -> float:

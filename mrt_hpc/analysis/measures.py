@@ -8,6 +8,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
+from mrt_hpc.analysis.number_formats import span_text
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.plan.jobs import EvaluationUnit
 from mrt_hpc.run.atomic import create_text, write_json
@@ -337,14 +338,3 @@ def is_evaluated(layout: RunLayout, unit: EvaluationUnit, settings: EvaluationSe
         return False
     shard = layout.evaluation_shard(unit.version, unit.benchmark, unit.shard)
     return summary.settings == settings.summarised and has_samples(shard, settings)
-
-
-def span_text(numbers: Iterable[int]) -> str:
-    """Ascending numbers in short: ``0-3, 7``."""
-    ranges: list[tuple[int, int]] = []
-    for number in numbers:
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
-    return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)

@@ -5,7 +5,7 @@ forced there.
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.recipe.choices import Boundaries
@@ -28,6 +28,8 @@ SUITE_WITH = {
     Boundaries.EXTENSIONS: "paper_extrapolation",
 }
 """A suite whose samples have such boundaries, for advice."""
+BENCHMARKS = ("aime24", "aime25", "amc23", "minerva", "math500")
+"""Those of the paper, named as in the recipes and suites."""
 Counted = Literal["sampled", "all"]
 
 
@@ -109,10 +111,6 @@ class ModelSamples:
     """Of a trace; None where it is not known."""
 
     @property
-    def accuracy(self) -> dict[str, float]:
-        return {problem: _mean(trace.reward for trace in traces) for problem, traces in self.problems.items()}
-
-    @property
     def mean_tokens(self) -> float:
         return _mean(_mean(trace.tokens for trace in traces) for traces in self.problems.values())
 
@@ -142,9 +140,7 @@ class ModelSamples:
                 value=self.boundaries.name.lower(),
                 where=self.source,
                 expected=f"samples whose boundaries are {' or '.join(meant)}",
-                advice=Advice(
-                    "mrt-hpc eval {source} --suite {suite_with}", source=self.source, suite_with=SUITE_WITH[meant[0]]
-                ),
+                advice=self.command_for(meant[0]),
             )
 
     def require_values(self) -> None:
@@ -153,10 +149,16 @@ class ModelSamples:
                 f"{self.name}: the prefixes of these samples were not valued",
                 where=self.source,
                 expected=f"an evaluation on {self.benchmark} that names a prover",
-                advice=Advice(
-                    "mrt-hpc eval {source} {with_prover}", source=self.source, with_prover=prover_options(self)
-                ),
+                advice=self.command_with_prover,
             )
+
+    def command_for(self, boundaries: Boundaries) -> Advice:
+        """It evaluates the model on a suite whose samples have such boundaries."""
+        return Advice("mrt-hpc eval {source} --suite {suite}", source=self.source, suite=SUITE_WITH[boundaries])
+
+    @property
+    def command_with_prover(self) -> Advice:
+        return Advice("mrt-hpc eval {source} {with_prover}", source=self.source, with_prover=prover_options(self))
 
 
 def require_same_budgets(models: Sequence[ModelSamples]) -> None:
@@ -229,13 +231,37 @@ def _mean(numbers: Iterable[float]) -> float:
 
 
 def evaluated_problems(parts: "Iterable[Outcomes | Sampled]", *, adds_stages: bool = False) -> EvaluatedProblems:
-    """``parts`` are the shards of one version and benchmark; of several rounds or budgets the last one counts."""
+    """``parts`` are the shards of one version and benchmark, each with all records of its samples; of several rounds or
+    budgets the last one counts. The tokens of rounds add up where the mode ``adds_stages``.
+    """
     traces_of: dict[str, dict[int, EvaluatedTrace]] = defaultdict(dict)
     for part in parts:
-        boundaries = _BoundaryRecords.of(part, attempts_of(part.rollouts) if adds_stages else {})
+        attempts = attempts_of(part.rollouts) if adds_stages else {}
+        values = {(value.problem_id, value.sample, value.boundary): value.value for value in part.values}
+        forced = _forced_answers(part.branches)
         for rollout in (r for r in part.rollouts if r.counts):
-            traces_of[rollout.problem_id][rollout.sample] = boundaries.trace(rollout)
+            mine = attempts.get((rollout.problem_id, rollout.sample // rollout.stages), ())
+            before = sum(attempt.tokens for attempt in mine[:-1])
+            boundaries = []
+            for number, tokens in enumerate(rollout.boundaries):
+                where = rollout.problem_id, rollout.sample, number
+                boundaries.append(EvaluatedBoundary(before + tokens, values.get(where), tuple(forced.get(where, ()))))
+            is_cut = rollout.answer is None and rollout.finish_reason == FinishReason.LENGTH
+            traces_of[rollout.problem_id][rollout.sample] = EvaluatedTrace(
+                rollout.reward, rollout.answer, before + rollout.tokens, tuple(boundaries), mine, is_cut
+            )
     return {problem: tuple(traces[sample] for sample in sorted(traces)) for problem, traces in traces_of.items()}
+
+
+def _forced_answers(branches: "Sequence[Branch | BranchOutcome]") -> dict[tuple[str, int, int], list[GradedAnswer]]:
+    """By problem, sample and boundary."""
+    forced: dict[tuple[str, int, int], list[GradedAnswer]] = defaultdict(list)
+    for branch in sorted(branches, key=lambda b: b.branch):
+        mean = getattr(branch, "mean_logprob", None)  # read only where votes are weighted
+        weight = None if mean is None else 2.0**mean  # as in the authors' code
+        graded = GradedAnswer(branch.answer, branch.reward, branch.tokens, branch.prompt_tokens, weight)
+        forced[branch.problem_id, branch.sample, branch.boundary].append(graded)
+    return forced
 
 
 def attempts_of(rollouts: "Iterable[RolloutOutcome | Rollout]") -> Mapping[tuple[str, int], tuple[SampleAttempt, ...]]:
@@ -244,39 +270,3 @@ def attempts_of(rollouts: "Iterable[RolloutOutcome | Rollout]") -> Mapping[tuple
         attempt = SampleAttempt(rollout.reward, rollout.answer, rollout.tokens)
         attempts[rollout.problem_id, rollout.sample // rollout.stages].append(attempt)
     return {sample: tuple(mine) for sample, mine in attempts.items()}
-
-
-@dataclass(frozen=True)
-class _BoundaryRecords:
-    values: Mapping[tuple[str, int, int], float]
-    forced: Mapping[tuple[str, int, int], list[GradedAnswer]]
-    attempts: Mapping[tuple[str, int], tuple[SampleAttempt, ...]]
-    """Empty where the tokens of a sample's rounds do not add up."""
-
-    @classmethod
-    def of(cls, part: "Outcomes | Sampled", attempts: Mapping[tuple[str, int], tuple[SampleAttempt, ...]]) -> Self:
-        """All records of a sample are in the same shard."""
-        forced: dict[tuple[str, int, int], list[GradedAnswer]] = defaultdict(list)
-        branches: Sequence[Branch | BranchOutcome] = part.branches
-        for branch in sorted(branches, key=lambda b: b.branch):
-            where = branch.problem_id, branch.sample, branch.boundary
-            mean = getattr(branch, "mean_logprob", None)  # read only where votes are weighted
-            weight = None if mean is None else 2.0**mean  # as in the authors' code
-            graded = GradedAnswer(branch.answer, branch.reward, branch.tokens, branch.prompt_tokens, weight)
-            forced[where].append(graded)
-        values = {(value.problem_id, value.sample, value.boundary): value.value for value in part.values}
-        return cls(values, forced, attempts)
-
-    def trace(self, rollout: "RolloutOutcome | Rollout") -> EvaluatedTrace:
-        attempts = self.attempts.get((rollout.problem_id, rollout.sample // rollout.stages), ())
-        before = sum(attempt.tokens for attempt in attempts[:-1])
-        boundaries = [
-            self._boundary((rollout.problem_id, rollout.sample, number), before + tokens)
-            for number, tokens in enumerate(rollout.boundaries)
-        ]
-        is_cut = rollout.answer is None and rollout.finish_reason == FinishReason.LENGTH
-        tokens = before + rollout.tokens
-        return EvaluatedTrace(rollout.reward, rollout.answer, tokens, tuple(boundaries), attempts, is_cut)
-
-    def _boundary(self, where: tuple[str, int, int], tokens: int) -> EvaluatedBoundary:
-        return EvaluatedBoundary(tokens, self.values.get(where), tuple(self.forced.get(where, ())))

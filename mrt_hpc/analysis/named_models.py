@@ -43,15 +43,13 @@ class NamedModel:
         whole = self._whole(benchmarks)
         if run.wanted_versions and run.wanted_versions[place] in whole:
             return run.wanted_versions[place]
-        which = (
-            f"weights version {run.wanted_versions[place]}, the {word} one of this run,"
-            if run.wanted_versions
-            else "no version"
-        )
+        which = "no version has a"
+        if run.wanted_versions:
+            which = f"weights version {run.wanted_versions[place]}, the {word} one of this run, has no"
         trained = [version for version in whole if version or word == FIRST]
         named = f", or name a version that has one: {run.long_name(trained[place])}" if trained else ""
         raise UserError(
-            f"{which} has {'no' if run.wanted_versions else 'a'} complete evaluation on {', '.join(benchmarks)}",
+            f"{which} complete evaluation on {', '.join(benchmarks)}",
             where=run.layout.root,
             expected=f"one of {', '.join(map(run.long_name, whole))}" if whole else None,
             advice=Advice(
@@ -124,10 +122,11 @@ def chosen_benchmarks(models: Sequence[NamedModel], wanted: Sequence[str]) -> li
     """The wanted benchmarks, which have to be there, or all that the models share, in the first one's order."""
     shared = [b for b in models[0].run.benchmarks if all(b in model.run.benchmarks for model in models[1:])]
     if not shared:
+        evaluable = [m.run.evaluable(m.version) if isinstance(m.version, int) else m.run.typed for m in models]
         raise UserError(
             "these models have no benchmark in common",
             value=list(dict.fromkeys(model.run.typed for model in models)),
-            advice=Advice("mrt-hpc eval {evaluable} --suite SUITE", evaluable=_evaluable(models)),
+            advice=Advice("mrt-hpc eval {evaluable} --suite SUITE", evaluable=evaluable),
         )
     for name in wanted:
         if name not in shared:
@@ -150,10 +149,6 @@ def benchmarks_left_out(models: Sequence[NamedModel], chosen: Sequence[str]) -> 
         if lacking and benchmark not in chosen:
             command = Advice("mrt-hpc eval {lacking} --suite SUITE", lacking=list(lacking))
             yield f"{benchmark} is left out, which {', '.join(lacking)} has not: {command}, which adds it"
-
-
-def _evaluable(models: Sequence[NamedModel]) -> list[str]:
-    return [m.run.evaluable(m.version) if isinstance(m.version, int) else m.run.typed for m in models]
 
 
 def read_models(
@@ -227,14 +222,13 @@ def _require_different(chosen: Sequence[tuple[EvaluatedRun, int]]) -> None:
 
 def _names(chosen: Sequence[tuple[EvaluatedRun, int]]) -> list[str]:
     """Names as short as they can be without two directories sharing one."""
+    shorts = [run.short_name(version) for run, version in chosen]
     places: dict[str, set[Path]] = defaultdict(set)
-    for run, version in chosen:
-        places[run.short_name(version).partition(AT)[0]].add(run.layout.root.resolve())
+    for (run, _), short in zip(chosen, shorts, strict=True):
+        places[short.partition(AT)[0]].add(run.layout.root.resolve())
     return [
-        run.short_name(version)
-        if len(places[run.short_name(version).partition(AT)[0]]) == 1
-        else run.long_name(version)
-        for run, version in chosen
+        short if len(places[short.partition(AT)[0]]) == 1 else run.long_name(version)
+        for (run, version), short in zip(chosen, shorts, strict=True)
     ]
 
 

@@ -1,11 +1,7 @@
 """How reports write numbers."""
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from mrt_hpc.analysis.intervals import IntervalEstimate
+from collections.abc import Iterable
 
 DASH = "–"
 
@@ -24,26 +20,6 @@ def points(difference: float) -> str:
     """A difference of shares in percentage points: ``+1.3``."""
     tenths = round(100 * difference, 1) + 0.0  # no "−0.0"
     return f"{tenths:+.1f}".replace("-", "−")
-
-
-def share_text(estimate: "IntervalEstimate") -> str:
-    """A text such as ``28.1 % (20.4 % to 37.3 %)``, or without an interval."""
-    return estimate_text(estimate, percent)
-
-
-def decimal_text(estimate: "IntervalEstimate") -> str:
-    """A text such as ``0.281 (0.204 to 0.373)``, or without an interval."""
-    return estimate_text(estimate, "{:.3f}".format)
-
-
-def estimate_text(estimate: "IntervalEstimate", written: Callable[[float], str]) -> str:
-    mean = written(estimate.mean)
-    return f"{mean} ({written(estimate.low)} to {written(estimate.high)})" if math.isfinite(estimate.low) else mean
-
-
-def interval(estimate: "IntervalEstimate") -> str:
-    """A difference in percentage points: ``+1.3 (−0.4 to +3.0)``."""
-    return f"{points(estimate.mean)} ({points(estimate.low)} to {points(estimate.high)})"
 
 
 def number(value: float | None) -> str:
@@ -73,3 +49,18 @@ def duration(seconds: float | None) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def plural(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def span_text(numbers: Iterable[int]) -> str:
+    """Ascending numbers in short: ``0-3, 7``."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)

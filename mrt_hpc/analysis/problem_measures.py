@@ -87,7 +87,6 @@ class Measure(ABC):
     more_is_better: ClassVar[bool] = True
     is_share: ClassVar[bool] = True
     """Whether each number lies in [0, 1]."""
-    is_mean: ClassVar[bool] = False
     is_graded: ClassVar[bool] = True
     """Whether it depends on the verdicts of the grader."""
 
@@ -109,8 +108,6 @@ class Measure(ABC):
 
 
 class MeanMeasure(Measure):
-    is_mean: ClassVar[bool] = True
-
     @abstractmethod
     def terms(self, model: ModelSamples) -> dict[str, FloatArray]:
         """[n] the number of each sample, by problem."""

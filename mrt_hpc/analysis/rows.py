@@ -1,7 +1,7 @@
 """The numbers of a report's tables: summaries, measures with intervals, gains, means, regret, time of phases."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -38,7 +38,9 @@ def summarise_evaluation(
     estimate = intervals.pass_at_1(list(rewards.values()))
     fewest = min(len(samples) for samples in rewards.values())
     sizes = [1 << exponent for exponent in range(fewest.bit_length())]
-    passes = {problem: [_pass_at_k(samples, k) for k in sizes] for problem, samples in rewards.items()}
+    right = {problem: sum(reward >= RIGHT for reward in samples) for problem, samples in rewards.items()}
+    passes = {p: [intervals.pass_at_k(len(mine), right[p], k) for k in sizes] for p, mine in rewards.items()}
+    votes = {p: AnswerCounts.of(zip(mine, rewards[p], strict=True)) for p, mine in (answers or {}).items()}
     by_stage = stages or {}
     return EvaluationSummary(
         version=version,
@@ -51,7 +53,7 @@ def summarise_evaluation(
         per_problem={problem: float(np.mean(samples)) for problem, samples in rewards.items()},
         pass_at_k={k: float(np.mean([row[i] for row in passes.values()])) for i, k in enumerate(sizes)},
         pass_by_problem={problem: _round_all(row) for problem, row in passes.items()},
-        majority_by_problem={p: _majorities(rewards[p], mine, sizes) for p, mine in (answers or {}).items()},
+        majority_by_problem={p: _round_all([majority_at_k(mine, k) for k in sizes]) for p, mine in votes.items()},
         stages={name: float(np.mean(list(means.values()))) for name, means in by_stage.items()},
         stages_by_problem=_rows(by_stage),
         **measured,
@@ -62,16 +64,6 @@ DIGITS = 6
 """Decimals of numbers of single problems, so that files stay small."""
 ROUNDED = 10.0**-DIGITS
 """Means of rounded numbers that differ by less agree."""
-
-
-def _pass_at_k(rewards: Sequence[float], k: int) -> float:
-    """A sample counts as correct when its reward is 1."""
-    return intervals.pass_at_k(len(rewards), sum(reward >= RIGHT for reward in rewards), k)
-
-
-def _majorities(rewards: Sequence[float], answers: Sequence[str | None], sizes: Sequence[int]) -> tuple[float, ...]:
-    counts = AnswerCounts.of(zip(answers, rewards, strict=True))
-    return _round_all([majority_at_k(counts, k) for k in sizes])
 
 
 def _rows(columns: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[float, ...]]:
@@ -101,8 +93,7 @@ def mean_of(*benchmarks: intervals.Means) -> intervals.IntervalEstimate:
 
 def pass_estimates(*benchmarks: EvaluationSummary) -> dict[int, intervals.IntervalEstimate]:
     """The mean over benchmarks for every k that all have. For k = 1 it is the accuracy with its interval."""
-    passes = [_means_by_name(list(e.pass_at_k), e.pass_by_problem) for e in benchmarks]
-    estimates = {k: mean_of(*shares) for k, shares in _common_shares(passes).items()}
+    estimates = _common_estimates([_means_by_name(e.pass_at_k, e.pass_by_problem) for e in benchmarks])
     if len(benchmarks) == 1 and 1 in estimates:
         estimates[1] = _prefer_summary(estimates[1], benchmarks[0])
     return estimates
@@ -110,15 +101,20 @@ def pass_estimates(*benchmarks: EvaluationSummary) -> dict[int, intervals.Interv
 
 def majority_estimates(*benchmarks: EvaluationSummary) -> dict[int, intervals.IntervalEstimate]:
     """The mean over benchmarks; empty where a summary has none."""
-    majorities = [_means_by_name(list(e.pass_at_k), e.majority_by_problem) for e in benchmarks]
-    return {k: mean_of(*shares) for k, shares in _common_shares(majorities).items()}
+    return _common_estimates([_means_by_name(e.pass_at_k, e.majority_by_problem) for e in benchmarks])
+
+
+def _common_estimates(benchmarks: Sequence[Mapping[int, intervals.Means]]) -> dict[int, intervals.IntervalEstimate]:
+    """The mean for every k that all benchmarks have."""
+    ks = sorted(set.intersection(*(set(means) for means in benchmarks)))
+    return {k: mean_of(*(means[k] for means in benchmarks)) for k in ks}
 
 
 def stage_estimates(evaluation: EvaluationSummary) -> dict[str, intervals.IntervalEstimate]:
     """The last stage's estimate is the result's."""
     if not evaluation.stages_by_problem:
         return {}
-    shares = _means_by_name(list(evaluation.stages), evaluation.stages_by_problem)
+    shares = _means_by_name(evaluation.stages, evaluation.stages_by_problem)
     estimates = {name: mean_of(by_problem) for name, by_problem in shares.items()}
     last = next(reversed(estimates))
     return {**estimates, last: _prefer_summary(estimates[last], evaluation)}
@@ -133,50 +129,38 @@ def _prefer_summary(estimate: intervals.IntervalEstimate, evaluation: Evaluation
     return accuracy_of(evaluation) if abs(estimate.mean - evaluation.accuracy) < ROUNDED else estimate
 
 
-def _means_by_name(names: Sequence[Name], by_problem: Mapping[str, Sequence[float]]) -> dict[Name, intervals.Means]:
+def _means_by_name(names: Iterable[Name], by_problem: Mapping[str, Sequence[float]]) -> dict[Name, intervals.Means]:
     if not by_problem:
         return {}
     return {name: {problem: row[i] for problem, row in by_problem.items()} for i, name in enumerate(names)}
-
-
-def _common_shares(benchmarks: Sequence[Mapping[int, intervals.Means]]) -> dict[int, list[intervals.Means]]:
-    """The means for every k that all benchmarks have."""
-    ks = sorted(set.intersection(*(set(means) for means in benchmarks)))
-    return {k: [means[k] for means in benchmarks] for k in ks}
 
 
 # -- the rows of tables
 
 
 @dataclass(frozen=True)
-class EvaluationRow:
-    evaluation: EvaluationSummary
+class VersionRow:
+    """A measure of one weights version on one benchmark, or its mean over several, beside the first version."""
+
+    evaluations: tuple[EvaluationSummary, ...]
+    """One a benchmark."""
+    estimate: intervals.IntervalEstimate
     difference: intervals.IntervalEstimate | None
-    """Gain over the first evaluated version, paired by problem; None for that version itself, and where problems differ
-    or several graders have judged them.
+    """Gain over the first version, paired by problem; None for that version itself, and where problems, tokens that
+    count or graders differ.
     """
     baseline: int
+    """The first version."""
+    budget: int | None = None
+    """The tokens of regret."""
 
+    @property
+    def evaluation(self) -> EvaluationSummary:
+        return self.evaluations[0]
 
-@dataclass(frozen=True)
-class MeanRow:
-    """The mean over several benchmarks, of one version evaluated on all of them."""
-
-    version: int
-    accuracy: intervals.IntervalEstimate
-    difference: intervals.IntervalEstimate | None
-
-
-@dataclass(frozen=True)
-class RegretRow:
-    benchmark: str
-    version: int
-    budget: int
-    """Tokens."""
-    counted: str
-    regret: intervals.IntervalEstimate
-    difference: intervals.IntervalEstimate | None
-    """As in EvaluationRow; below zero is better."""
+    @property
+    def version(self) -> int:
+        return self.evaluation.version
 
 
 Pair = tuple[EvaluationSummary, EvaluationSummary]
@@ -200,19 +184,32 @@ def have_several_graders(evaluations: Iterable[EvaluationSummary]) -> bool:
     return len(graders_of(*evaluations)) > 1
 
 
-def evaluation_rows(evaluations: Sequence[EvaluationSummary]) -> list[EvaluationRow]:
+def evaluation_rows(evaluations: Sequence[EvaluationSummary]) -> list[VersionRow]:
     """Each row has its gain over the benchmark's first version."""
-    rows = []
-    for first, *others in group_by_benchmark(evaluations).values():
-        gains = (_gain([(first, evaluation)]) for evaluation in others)
-        rows += [
-            EvaluationRow(each, gain, first.version)
-            for each, gain in zip((first, *others), (None, *gains), strict=True)
-        ]
-    return rows
+    return [row for versions in group_by_benchmark(evaluations).values() for row in _version_rows(versions)]
 
 
-def mean_rows(evaluations: Sequence[EvaluationSummary]) -> list[MeanRow]:
+def regret_rows(evaluations: Sequence[EvaluationSummary]) -> list[VersionRow]:
+    """Each row has its change from the benchmark's first version; below zero is better."""
+    return [
+        row
+        for versions in group_by_benchmark(evaluations).values()
+        for budget in sorted({budget for evaluation in versions for budget in evaluation.regret})
+        for row in _version_rows([evaluation for evaluation in versions if evaluation.regret.get(budget)], budget)
+    ]
+
+
+def _version_rows(versions: Sequence[EvaluationSummary], budget: int | None = None) -> Iterator[VersionRow]:
+    """Of the accuracy, or of the regret at a budget."""
+    for each in versions:
+        first = versions[0]
+        compared = each is not first and (budget is None or each.regret_tokens == first.regret_tokens)
+        change = _gain([(first, each)], budget) if compared else None
+        estimate = accuracy_of(each) if budget is None else mean_of(each.regret[budget])
+        yield VersionRow((each,), estimate, change, first.version, budget)
+
+
+def mean_rows(evaluations: Sequence[EvaluationSummary]) -> list[VersionRow]:
     """Rows of the versions evaluated on all benchmarks; empty for fewer than two benchmarks."""
     groups = list(group_by_benchmark(evaluations).values())
     if len(groups) < 2:
@@ -223,26 +220,13 @@ def mean_rows(evaluations: Sequence[EvaluationSummary]) -> list[MeanRow]:
     for version in shared:
         pairs = [(versions[shared[0]], versions[version]) for versions in by_version]
         gain = None if version == shared[0] else _gain(pairs)
-        rows.append(MeanRow(version, mean_of(*(this.per_problem for _, this in pairs)), gain))
-    return [row for row in rows if row.difference or row.version == shared[0]]
-
-
-def regret_rows(evaluations: Sequence[EvaluationSummary]) -> list[RegretRow]:
-    """Each row has its change from the benchmark's first version."""
-    rows = []
-    for versions in group_by_benchmark(evaluations).values():
-        for budget in sorted({budget for evaluation in versions for budget in evaluation.regret}):
-            valued = [evaluation for evaluation in versions if evaluation.regret.get(budget)]
-            for evaluation in valued:
-                first, counted = valued[0], evaluation.regret_tokens
-                compared = evaluation is not first and counted == first.regret_tokens
-                change = _gain([(first, evaluation)], budget) if compared else None
-                regret = mean_of(evaluation.regret[budget])
-                rows.append(RegretRow(evaluation.benchmark, evaluation.version, budget, counted, regret, change))
+        these = tuple(this for _, this in pairs)
+        if gain or version == shared[0]:
+            rows.append(VersionRow(these, mean_of(*(this.per_problem for this in these)), gain, shared[0]))
     return rows
 
 
-def outcomes(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
+def outcomes(rows: Sequence[VersionRow]) -> list[VersionRow]:
     """The last comparable version of each benchmark."""
     return list({row.evaluation.benchmark: row for row in rows if row.difference is not None}.values())
 

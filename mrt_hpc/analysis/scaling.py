@@ -10,20 +10,20 @@ A vote is as good as the last one only where its loss is shown to lie within a m
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from operator import and_
 
 import numpy as np
 from scipy.special import stdtrit
 
-from mrt_hpc.analysis import intervals
-from mrt_hpc.analysis.analysis_files import Analysis, Cell, DataTable, interval_cells, interval_text, name_of_file
+from mrt_hpc.analysis import findings, intervals
 from mrt_hpc.analysis.comparing import can_show, quantity
-from mrt_hpc.analysis.figures import Dash, Line, LineFigure, Panel, line_of
-from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples, prover_options
+from mrt_hpc.analysis.figures import LineFigure, Panel
+from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point
+from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
 from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK, tokens_at
-from mrt_hpc.errors import Advice, UserError
+from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.values import Vote
 from mrt_hpc.mrt.votes import RIGHT, RULE, AnswerCounts, cleaned_answer, majority_at_k, weighted_majority_at_k
 from mrt_hpc.recipe.choices import Boundaries
@@ -40,35 +40,21 @@ VOTERS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
-class ScalingPoint:
-    index: int
-    """j, the number of episodes; or k, of complete samples."""
-    tokens: float
-    by_problem: dict[str, float]
+class ScalingCurve(Curve):
+    """A vote of p at the prefixes, or complete samples; its names are those of the model and of the way, as ``maj@4 at
+    prefix`` or ``pass@k``. A point is at j, the number of episodes, or k, of samples, and at its tokens.
+    """
 
-    @property
-    def accuracy(self) -> intervals.IntervalEstimate:
-        return intervals.mean_of_shares(self.by_problem)
-
-
-@dataclass(frozen=True)
-class ScalingCurve:
-    """One line: a vote of p at the prefixes, or complete samples."""
-
-    model: str
-    way: str
-    """As ``maj@4 at prefix`` or ``pass@k``."""
-    points: tuple[ScalingPoint, ...]
     voters: int | None = None
     """p of a vote at the prefixes."""
 
     @property
-    def rows(self) -> list[tuple[Cell, ...]]:
-        return [(self.model, self.way, p.index, p.tokens, *interval_cells(p.accuracy)) for p in self.points]
+    def way(self) -> str:
+        return self.names[1]
 
-    def line(self, label: str, dash: Dash, *, band: bool = True) -> Line:
-        line = line_of(label, [p.tokens for p in self.points], [p.accuracy for p in self.points])
-        return replace(line, dash=dash, band=band)
+    @property
+    def measure(self) -> MajorityAtK:
+        return MajorityAtK(self.voters or 1)
 
 
 # -- votes at prefixes
@@ -84,13 +70,13 @@ def prefix_curve(model: ModelSamples, voters: int) -> ScalingCurve:
     """[maj@p]_j for j = 0 .. the most episodes of a trace, each over all traces."""
     most = max(len(trace.boundaries) for traces in model.problems.values() for trace in traces)
     points = [_prefix_point(model, voters, j) for j in range(most)]
-    return ScalingCurve(model.name, f"maj@{voters} at prefix", tuple(points), voters)
+    return ScalingCurve((model.name, f"maj@{voters} at prefix"), tuple(points), voters)
 
 
-def _prefix_point(model: ModelSamples, voters: int, j: int) -> ScalingPoint:
+def _prefix_point(model: ModelSamples, voters: int, j: int) -> Point:
     accuracy = _means(model, lambda trace: forced_majority(_boundary(trace, j), voters))
     tokens = _means(model, lambda trace: tokens_at(_boundary(trace, j), "sampled", voters))
-    return ScalingPoint(j, float(np.mean(list(tokens.values()))), accuracy)
+    return Point((j, float(np.mean(list(tokens.values())))), accuracy)
 
 
 def _boundary(trace: EvaluatedTrace, j: int) -> EvaluatedBoundary:
@@ -122,12 +108,10 @@ def _vote(forced: GradedAnswer, weight: float) -> Vote:
 def direct_curves(model: ModelSamples) -> tuple[ScalingCurve, ScalingCurve]:
     """maj@k and pass@k, for k = 1, 2, 4 .. the fewest samples of a problem."""
     sizes = [1 << exponent for exponent in range(model.fewest.bit_length())]
-    votes, passes = (tuple(_direct_point(model, of(k)) for k in sizes) for of in (MajorityAtK, PassAtK))
-    return ScalingCurve(model.name, VOTE, votes), ScalingCurve(model.name, "pass@k", passes)
-
-
-def _direct_point(model: ModelSamples, measure: MajorityAtK | PassAtK) -> ScalingPoint:
-    return ScalingPoint(measure.k, measure.k * model.mean_tokens, measure.values(model))
+    votes, passes = (
+        tuple(Point((k, k * model.mean_tokens), of(k).values(model)) for k in sizes) for of in (MajorityAtK, PassAtK)
+    )
+    return ScalingCurve((model.name, VOTE), votes), ScalingCurve((model.name, "pass@k"), passes)
 
 
 # -- the vote at the last prefix against all earlier ones, by problem, and against complete samples of as many tokens
@@ -167,8 +151,8 @@ class EarlierVote:
 
 @dataclass(frozen=True)
 class EqualTokens:
-    curve: ScalingCurve
     complete: float
+    """The accuracy of complete samples."""
     gain: intervals.MeanGain
     """Of the vote at the last prefix over complete samples of as many tokens, paired by problem."""
 
@@ -184,12 +168,12 @@ def earlier_votes(curve: ScalingCurve, margin: float = MARGIN) -> list[EarlierVo
     within = [max(-loss.low, loss.high) < margin for loss in losses]
     as_good = reversed(list(accumulate(reversed(within), and_)))
     return [
-        EarlierVote(point.index, point.tokens, last.tokens - point.tokens, *found)
+        EarlierVote(point.index, point.x, last.x - point.x, *found)
         for point, *found in zip(earlier, gains, corrected, losses, as_good, strict=True)
     ]
 
 
-def guarded_gain(earlier: ScalingPoint, last: ScalingPoint) -> intervals.IntervalEstimate:
+def guarded_gain(earlier: Point, last: Point) -> intervals.IntervalEstimate:
     """The gain of the last vote with a 95 % interval; within a margin, it passes two one-sided tests of 2.5 % each.
 
     One more problem that gains 1 and one that loses 1 are added (Bonett and Price 2012), because problems that seldom
@@ -199,7 +183,7 @@ def guarded_gain(earlier: ScalingPoint, last: ScalingPoint) -> intervals.Interva
     return intervals.mean_gain([(dict.fromkeys(after, 0.0), after)]).interval
 
 
-def _gains(earlier: ScalingPoint, last: ScalingPoint) -> list[float]:
+def _gains(earlier: Point, last: Point) -> list[float]:
     return [last.by_problem[problem] - before for problem, before in earlier.by_problem.items()]
 
 
@@ -218,22 +202,22 @@ def equal_tokens(curve: ScalingCurve, complete: ScalingCurve) -> EqualTokens | N
     """The vote at the last prefix beside complete samples of equal tokens, if there are any. Between two numbers of
     samples each problem's accuracy is linear.
     """
-    last, tokens = curve.points[-1], [point.tokens for point in complete.points]
-    if not tokens[0] <= last.tokens <= tokens[-1]:
+    last, tokens = curve.points[-1], [point.x for point in complete.points]
+    if not tokens[0] <= last.x <= tokens[-1]:
         return None
     by_problem = {
-        problem: float(np.interp(last.tokens, tokens, [point.by_problem[problem] for point in complete.points]))
+        problem: float(np.interp(last.x, tokens, [point.by_problem[problem] for point in complete.points]))
         for problem in last.by_problem
     }
     accuracy = float(np.mean(list(by_problem.values())))
-    return EqualTokens(curve, accuracy, intervals.mean_gain([(by_problem, last.by_problem)]))
+    return EqualTokens(accuracy, intervals.mean_gain([(by_problem, last.by_problem)]))
 
 
 # -- in words
 
 
 def progress_verdict(curve: ScalingCurve, margin: float = MARGIN) -> str | None:
-    votes, measure = earlier_votes(curve, margin), MajorityAtK(curve.voters or 1)
+    votes, measure = earlier_votes(curve, margin), curve.measure
     if not votes:
         return None
     head = f"{curve.model}, {measure.name} at the prefixes"
@@ -250,7 +234,7 @@ def progress_verdict(curve: ScalingCurve, margin: float = MARGIN) -> str | None:
 
 def _not_known(curve: ScalingCurve, votes: Sequence[EarlierVote], margin: float) -> str:
     """Why these samples do not show it, how many would, and which votes are worse."""
-    measure, problems = MajorityAtK(curve.voters or 1), len(curve.points[-1].by_problem)
+    measure, problems = curve.measure, len(curve.points[-1].by_problem)
     question = "whether a vote at an earlier episode does as well cannot be told from these samples"
     if problems == 1:
         return f"{question}: a single problem shows nothing of others"
@@ -269,7 +253,7 @@ def _not_known(curve: ScalingCurve, votes: Sequence[EarlierVote], margin: float)
 
 
 def _saved_tokens(vote: EarlierVote, curve: ScalingCurve) -> str:
-    return f"{vote.saved:,.0f} of {curve.points[-1].tokens:,.0f} tokens"
+    return f"{vote.saved:,.0f} of {curve.points[-1].x:,.0f} tokens"
 
 
 def _loss(vote: EarlierVote) -> str:
@@ -283,24 +267,20 @@ def _smallest(votes: Sequence[EarlierVote], measure: MajorityAtK) -> str:
 
 
 def equal_tokens_verdict(curve: ScalingCurve, complete: ScalingCurve) -> str:
-    measure, last = MajorityAtK(curve.voters or 1), curve.points[-1]
+    measure, last = curve.measure, curve.points[-1]
     head = f"{curve.model}, {measure.name} at the last prefix against a vote of complete samples of equal tokens"
     equal = equal_tokens(curve, complete)
     if equal is None:
-        return f"{head}: not compared, {_range_reason(last.tokens, complete)}"
+        few, most = complete.points[0], complete.points[-1]
+        samples, tokens = (few, few.x) if last.x < few.x else (most, most.x)
+        told = "one complete sample" if samples is few else f"the complete samples ({most.index} of a problem)"
+        return f"{head}: not compared, it takes {last.x:,.0f} tokens, and {told} {tokens:,.0f}"
     gain, problems = equal.gain, len(last.by_problem)
-    verdict = f"{head}: {interval_text(gain.interval, signed=True)}"
+    verdict = f"{head}: {gain.interval.decimals('+.3f')}"
     if gain.p_value < intervals.SIGNIFICANCE:
         return f"{verdict}, it is {'better' if gain.mean > 0 else 'worse'} by {quantity(measure, abs(gain.mean))}"
     limit = can_show(measure, problems, intervals.detectable(gain.error, gain.degrees))
     return f"{verdict}, cannot be distinguished: {limit}"
-
-
-def _range_reason(tokens: float, complete: ScalingCurve) -> str:
-    first, last = complete.points[0], complete.points[-1]
-    if tokens < first.tokens:
-        return f"it takes {tokens:,.0f} tokens, and one complete sample {first.tokens:,.0f}"
-    return f"it takes {tokens:,.0f} tokens, and the complete samples ({last.index} of a problem) {last.tokens:,.0f}"
 
 
 # -- as tables
@@ -309,8 +289,8 @@ def _range_reason(tokens: float, complete: ScalingCurve) -> str:
 def table_of_earlier_votes(curves: Sequence[ScalingCurve], margin: float = MARGIN) -> DataTable:
     rows = [
         (
-            curve.model, curve.way, vote.episode, vote.tokens, vote.saved,
-            *interval_cells(vote.gain.interval), vote.gain.p_value, vote.corrected_p,
+            *curve.names, vote.episode, vote.tokens, vote.saved,
+            *vote.gain.interval.cells, vote.gain.p_value, vote.corrected_p,
             vote.loss.low, vote.loss.high, "yes" if vote.as_good else "not shown",
         )
         for curve in curves
@@ -324,14 +304,12 @@ def table_of_earlier_votes(curves: Sequence[ScalingCurve], margin: float = MARGI
 
 
 def table_of_equal_tokens(pairs: Sequence[tuple[ScalingCurve, ScalingCurve]]) -> DataTable:
-    equals = [equal for equal in (equal_tokens(*pair) for pair in pairs) if equal is not None]
-    rows = [
-        (
-            equal.curve.model, equal.curve.way, equal.curve.points[-1].tokens, equal.curve.points[-1].accuracy.mean,
-            equal.complete, *interval_cells(equal.gain.interval), equal.gain.p_value,
-        )
-        for equal in equals
-    ]  # fmt: skip
+    rows: list[tuple[findings.Cell, ...]] = []
+    for curve, complete in pairs:
+        if (equal := equal_tokens(curve, complete)) is not None:
+            last, gain = curve.points[-1], equal.gain
+            of_vote = (*curve.names, last.x, last.estimate.mean)
+            rows.append((*of_vote, equal.complete, *gain.interval.cells, gain.p_value))
     columns = ("model", "way", "tokens", "accuracy", "complete_samples", "difference", "low", "high", "p")
     return DataTable("equal_tokens", columns, tuple(rows))
 
@@ -349,12 +327,20 @@ def analyse_scaling(models: Sequence[ModelSamples], margin: float = MARGIN) -> A
     figures = tuple(_figure(m.name, [*prefixes[m.name], *direct[m.name], *others], len(voting) > 1) for m in voting)
     curves = [curve for model in models for curve in (*prefixes.get(model.name, ()), *direct[model.name])]
     columns = ("model", "way", "episodes_or_samples", "tokens", "accuracy", "low", "high")
-    table = DataTable("scaling", columns, tuple(row for curve in curves for row in curve.rows))
     pairs = [(curve, direct[model.name][0]) for model in voting for curve in prefixes[model.name]]
     largest = [(prefixes[model.name][-1], direct[model.name][0]) for model in voting]
-    tables = (table, table_of_earlier_votes([curve for curve, _ in largest], margin), table_of_equal_tokens(pairs))
-    summary = _summary([_summary_row(*pair) for pair in pairs])
-    return Analysis(tables, figures, summary, _verdicts(largest, margin), _remarks(models, voting, margin))
+    tables = (
+        findings.table_of_curves("scaling", columns, curves),
+        table_of_earlier_votes([curve for curve, _ in largest], margin),
+        table_of_equal_tokens(pairs),
+    )
+    verdicts = (
+        sentence
+        for curve, votes in largest
+        for sentence in (progress_verdict(curve, margin), equal_tokens_verdict(curve, votes))
+    )
+    remarks = _remarks(models, voting, margin)
+    return Analysis(tables, figures, _summary(pairs), tuple(filter(None, verdicts)), remarks)
 
 
 def require_votes(models: Sequence[ModelSamples]) -> list[ModelSamples]:
@@ -368,9 +354,7 @@ def require_votes(models: Sequence[ModelSamples]) -> list[ModelSamples]:
             f"{models[0].name}: the samples have no answers that were forced at all prefixes",
             where=models[0].source,
             expected="an evaluation whose prover draws branches, as forced_answer or boxed_answer does",
-            advice=Advice(
-                "mrt-hpc eval {source} {with_prover}", source=models[0].source, with_prover=prover_options(models[0])
-            ),
+            advice=models[0].command_with_prover,
         )
     return voting
 
@@ -385,19 +369,8 @@ def require_few_draws(model: ModelSamples) -> None:
             value=max(weighted),
             where="--weighted",
             expected=f"at most {MOST_WEIGHTED} forced answers at a prefix",
-            advice=Advice(
-                "mrt-hpc eval {source} {with_prover}", source=model.source, with_prover=prover_options(model)
-            ),
+            advice=model.command_with_prover,
         )
-
-
-def _verdicts(largest: Sequence[tuple[ScalingCurve, ScalingCurve]], margin: float) -> tuple[str, ...]:
-    sentences = [
-        sentence
-        for curve, votes in largest
-        for sentence in (progress_verdict(curve, margin), equal_tokens_verdict(curve, votes))
-    ]
-    return tuple(sentence for sentence in sentences if sentence is not None)
 
 
 # -- what is shown
@@ -405,48 +378,42 @@ def _verdicts(largest: Sequence[tuple[ScalingCurve, ScalingCurve]], margin: floa
 
 def accuracy_at(curve: ScalingCurve, tokens: float) -> float:
     """The accuracy between points is linear, and NaN outside of them."""
-    at, accuracy = zip(*((point.tokens, point.accuracy.mean) for point in curve.points), strict=True)
+    at, accuracy = zip(*((point.x, point.estimate.mean) for point in curve.points), strict=True)
     return float(np.interp(tokens, at, accuracy, left=np.nan, right=np.nan))
 
 
 def _figure(model: str, curves: Sequence[ScalingCurve], several: bool) -> LineFigure:
-    most = max(curve.voters for curve in curves if curve.voters is not None)
-    lines = tuple(line_of_curve(curve, model, most) for curve in curves)
-    title, x_label, y_label = f"Scaling of {model}", "tokens (logarithmic)", "accuracy (mean; bands: 95 % interval)"
-    panel = Panel(title, x_label, y_label, lines, percent=True, logarithmic=True)
-    return LineFigure(name_of_file("scaling", model) if several else "scaling", (panel,))
-
-
-def line_of_curve(curve: ScalingCurve, model: str, most: int) -> Line:
     """Votes at prefixes are solid, complete samples broken. Only the largest vote and maj@k have a band: more would
     hide each other.
     """
-    name = curve.way if curve.voters is not None else f"{curve.way}, complete samples"
-    label = name if curve.model == model else f"{name} of {curve.model}"
-    dash: Dash = "solid" if curve.voters is not None else "dashed" if curve.way == VOTE else "dotted"
-    return curve.line(label, dash, band=curve.voters == most or curve.way == VOTE)
+    most = max(curve.voters for curve in curves if curve.voters is not None)
+    lines = []
+    for curve in curves:
+        name = curve.way if curve.voters is not None else f"{curve.way}, complete samples"
+        label = name if curve.model == model else f"{name} of {curve.model}"
+        dash = "solid" if curve.voters is not None else "dashed" if curve.way == VOTE else "dotted"
+        lines.append(curve.line(label, dash=dash, band=curve.voters == most or curve.way == VOTE))
+    title, x_label, y_label = f"Scaling of {model}", "tokens (logarithmic)", "accuracy (mean; bands: 95 % interval)"
+    panel = Panel(title, x_label, y_label, tuple(lines), percent=True, logarithmic=True)
+    return LineFigure(findings.name_of_file("scaling", model) if several else "scaling", (panel,))
 
 
-def _summary_row(curve: ScalingCurve, votes: ScalingCurve) -> tuple[str, ...]:
-    first, last = curve.points[0], curve.points[-1]
-    best = max(curve.points, key=lambda point: point.accuracy.mean)
-    equal = accuracy_at(votes, last.tokens)
-    return (
-        curve.model,
-        curve.way,
-        interval_text(first.accuracy),
-        interval_text(last.accuracy),
-        f"{last.tokens:.0f}",
-        interval_text(intervals.paired_difference(first.by_problem, last.by_problem), signed=True),
-        f"{best.accuracy.mean:.3f} at j = {best.index}",
-        "none" if np.isnan(equal) else f"{equal:.3f}",
-    )
-
-
-def _summary(rows: Sequence[tuple[str, ...]]) -> DataTable:
+def _summary(pairs: Sequence[tuple[ScalingCurve, ScalingCurve]]) -> DataTable:
     columns = (
         "model", "vote", "before thinking", "after thinking", "tokens", "gain", "best", "maj@k of equal tokens",
     )  # fmt: skip
+    rows = []
+    for curve, votes in pairs:
+        first, last = curve.points[0], curve.points[-1]
+        best = max(curve.points, key=lambda point: point.estimate.mean)
+        gain, equal = intervals.paired_difference(first.by_problem, last.by_problem), accuracy_at(votes, last.x)
+        rows.append(
+            (
+                *curve.names, first.estimate.decimals(), last.estimate.decimals(), f"{last.x:.0f}",
+                gain.decimals("+.3f"), f"{best.estimate.mean:.3f} at j = {best.index}",
+                "none" if np.isnan(equal) else f"{equal:.3f}",
+            )
+        )  # fmt: skip
     return DataTable("votes at prefixes", columns, tuple(rows))
 
 

@@ -38,7 +38,6 @@ class SpentTime:
     """One attempt at an array task. Times are seconds since the epoch, by its node's clock."""
 
     job: str
-    task: int
     name: str
     """On Slurm the task's id, a dot, and how often it was started again."""
     started: float
@@ -118,7 +117,6 @@ def _attempt(
     kept = max((event["time"] for event in events if event["kind"] in PROGRESS), default=began)
     return SpentTime(
         job=first["job"],
-        task=first["task"],
         name=name,
         started=first["time"],
         began=began,
@@ -282,12 +280,19 @@ def spending(layout: RunLayout, plan: Plan, recipe: Experiment, accounts: Accoun
     pairs, rest = match_attempts(allocations, of_plan)
     known = {allocation.job_id for allocation in allocations}
     uncounted = [a for a in rest if a.task_id.partition("_")[0] in known]
-    spent = [_accounted_attempt(allocation, attempt, plan, recipe) for allocation, attempt in pairs]
+    spent = [_spent_attempt(allocation, attempt, plan, recipe) for allocation, attempt in pairs]
     submitted = accounts.submitted or {}
-    spent += [
-        _recorded_attempt(attempt, plan, recipe, _queued_s(attempt, plan, of_plan, submitted)) for attempt in rest
-    ]
-    notes = [*stream.faults, *_notes(allocations, uncounted, plan, recipe)]
+    for attempt in rest:
+        queued, seconds = _queued_s(attempt, plan, of_plan, submitted), attempt.ended - attempt.began
+        held = Allocation(attempt.task_id, attempt.began, seconds, None, None, queued, job=attempt.job)
+        spent.append(_spent_attempt(held, attempt, plan, recipe))
+    notes = list(stream.faults)
+    if any(allocation.gpus is None and resources_of(allocation.job, plan, recipe).gpus for allocation in allocations):
+        notes.append(
+            "accounting does not name GPUs here (AccountingStorageTRES lacks gres/gpu): those of the plan are counted"
+        )
+    if uncounted:
+        notes.append(f"{len(uncounted)} attempt(s) are not in accounting, and count by their own events")
     if strange:
         notes.append(
             f"{strange} attempt(s) do not count, as they name a job that no plan has: their records are damaged"
@@ -303,7 +308,8 @@ def match_attempts(
     left = sorted(times, key=lambda attempt: attempt.started)
     pairs: list[tuple[Allocation, SpentTime | None]] = []
     for allocation in sorted(allocations, key=lambda allocation: allocation.began):
-        mine = [a for a in left if a.task_id == allocation.task_id and _is_in_allocation(allocation, a)]
+        first, last = allocation.began - CLOCKS_APART_S, allocation.began + allocation.seconds + CLOCKS_APART_S
+        mine = [a for a in left if a.task_id == allocation.task_id and first <= a.started <= last]
         attempt = min(mine, key=lambda a: abs(a.started - allocation.began), default=None)
         pairs.append((allocation, attempt))
         if attempt is not None:
@@ -311,29 +317,15 @@ def match_attempts(
     return pairs, left
 
 
-def _is_in_allocation(allocation: Allocation, attempt: SpentTime) -> bool:
-    return (
-        allocation.began - CLOCKS_APART_S <= attempt.started <= allocation.began + allocation.seconds + CLOCKS_APART_S
-    )
-
-
-def _accounted_attempt(
-    allocation: Allocation, attempt: SpentTime | None, plan: Plan, recipe: Experiment
-) -> SpentAttempt:
-    asked = resources_of(allocation.job, plan, recipe)
+def _spent_attempt(held: Allocation, attempt: SpentTime | None, plan: Plan, recipe: Experiment) -> SpentAttempt:
+    asked = resources_of(held.job, plan, recipe)
     if attempt is not None:
-        by_use = attempt.time_by_use(allocation.began, allocation.seconds)
+        by_use = attempt.time_by_use(held.began, held.seconds)
     else:
-        by_use = {Use.LOST if allocation.failed else Use.UNACCOUNTED: allocation.seconds}
-    gpus = asked.gpus if allocation.gpus is None else allocation.gpus
-    cpus = asked.cpus if allocation.cpus is None else allocation.cpus
-    return SpentAttempt(replace(allocation, gpus=gpus, cpus=cpus), role_of(allocation.job, plan), by_use)
-
-
-def _recorded_attempt(attempt: SpentTime, plan: Plan, recipe: Experiment, queued_s: float | None) -> SpentAttempt:
-    asked, seconds = resources_of(attempt.job, plan, recipe), attempt.ended - attempt.began
-    held = Allocation(attempt.task_id, attempt.began, seconds, asked.gpus, asked.cpus, queued_s, job=attempt.job)
-    return SpentAttempt(held, role_of(attempt.job, plan), attempt.time_by_use(attempt.began, seconds))
+        by_use = {Use.LOST if held.failed else Use.UNACCOUNTED: held.seconds}
+    gpus = asked.gpus if held.gpus is None else held.gpus
+    cpus = asked.cpus if held.cpus is None else held.cpus
+    return SpentAttempt(replace(held, gpus=gpus, cpus=cpus), role_of(held.job, plan), by_use)
 
 
 def _queued_s(
@@ -352,15 +344,6 @@ def _queued_s(
         if other.began < attempt.began and (other.task_id == attempt.task_id or other.job in awaited)
     ]
     return max(0.0, attempt.began - max([at, *before]))
-
-
-def _notes(
-    allocations: Sequence[Allocation], uncounted: Sequence[SpentTime], plan: Plan, recipe: Experiment
-) -> Iterable[str]:
-    if any(allocation.gpus is None and resources_of(allocation.job, plan, recipe).gpus for allocation in allocations):
-        yield "accounting does not name GPUs here (AccountingStorageTRES lacks gres/gpu): those of the plan are counted"
-    if uncounted:
-        yield f"{len(uncounted)} attempt(s) are not in accounting, and count by their own events"
 
 
 def role_of(job: str, plan: Plan) -> Role:

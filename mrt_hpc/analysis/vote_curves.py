@@ -5,24 +5,17 @@ the episodes that follow.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mrt_hpc.analysis.analysis_files import Analysis, Cell, DataTable, interval_text, name_of_file
-from mrt_hpc.analysis.figures import Line, LineFigure, Panel, line_of
+from mrt_hpc.analysis import findings
+from mrt_hpc.analysis.figures import Line, LineFigure, Panel
+from mrt_hpc.analysis.findings import Analysis, Cell, Curve, DataTable, Point
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples, SampleAttempt
 from mrt_hpc.analysis.problem_measures import MajorityAtK
-from mrt_hpc.analysis.scaling import (
-    ScalingCurve,
-    ScalingPoint,
-    direct_curves,
-    prefix_curve,
-    require_votes,
-    votes_left_out,
-    votes_of,
-)
+from mrt_hpc.analysis.scaling import ScalingCurve, direct_curves, prefix_curve, require_votes, votes_left_out, votes_of
 from mrt_hpc.mrt.votes import RULE, AnswerCounts, majority_at_k
 from mrt_hpc.recipe.choices import Boundaries
 
@@ -37,9 +30,8 @@ class BinCurves:
     """The traces of one model with about the same number of episodes."""
 
     model: str
-    first: int
-    last: int
-    """The least and the largest number of episodes."""
+    name: str
+    """The numbers of episodes, from the least to the largest."""
     traces: int
     problems: int
     prefixes: tuple[ScalingCurve, ...]
@@ -47,19 +39,16 @@ class BinCurves:
     complete: tuple[ScalingCurve, ...]
     """Of the same problems, of this model and of those without forced answers."""
 
-    @property
-    def name(self) -> str:
-        return f"{self.first} - {self.last}" if self.last > self.first else f"{self.first}"
-
-    @property
-    def curves(self) -> tuple[ScalingCurve, ...]:
-        return (*self.prefixes, *self.complete)
-
 
 def analyse_scaling_by_episodes(models: Sequence[ModelSamples]) -> Analysis:
     voting = require_votes(models)
     bins = [each for model in voting for each in curves_by_episodes(model, [m for m in models if m not in voting])]
-    rows = [(b.model, b.name, b.traces, *row) for b in bins for curve in b.curves for row in curve.rows]
+    rows = [
+        (b.model, b.name, b.traces, *curve.names, *point.row)
+        for b in bins
+        for curve in (*b.prefixes, *b.complete)
+        for point in curve.points
+    ]
     columns = (
         "model", "total_episodes", "traces", "samples_of", "way", "episodes_or_samples", "tokens", "accuracy", "low",
         "high",
@@ -68,7 +57,16 @@ def analyse_scaling_by_episodes(models: Sequence[ModelSamples]) -> Analysis:
     figures = [
         _figure(name, m.name, [b for b in bins if b.model == m.name], len(voting) > 1) for m in voting for name in AXES
     ]
-    return Analysis((table,), tuple(figures), _summary(bins), remarks=(RULE, *votes_left_out(voting)))
+    cells: list[tuple[Cell, ...]] = [
+        (
+            b.model, b.name, b.traces, b.problems,
+            *(b.prefixes[0].points[place].estimate.decimals() for place in (0, -1)),
+        )
+        for b in bins
+    ]  # fmt: skip
+    names = ("model", "episodes", "traces", "problems", "maj@1 before thinking", "maj@1 after thinking")
+    summary = DataTable("scaling by the number of episodes", names, tuple(cells))
+    return Analysis((table,), tuple(figures), summary, remarks=(RULE, *votes_left_out(voting)))
 
 
 def curves_by_episodes(model: ModelSamples, others: Sequence[ModelSamples]) -> Iterator[BinCurves]:
@@ -84,9 +82,12 @@ def curves_by_episodes(model: ModelSamples, others: Sequence[ModelSamples]) -> I
         }
         part = replace(model, problems=those)
         prefixes = tuple(prefix_curve(part, voters) for voters in votes_of(part))
-        complete = tuple(curve for m in (model, *others) for curve in direct_curves(_restrict_model(m, those)))
-        ends = max(0, BIN * (number - 1) + 1), BIN * number
-        yield BinCurves(model.name, *ends, count, len(those), prefixes, complete)
+        restricted = (
+            replace(m, problems={problem: m.problems[problem] for problem in those}) for m in (model, *others)
+        )
+        complete = tuple(curve for m in restricted for curve in direct_curves(m))
+        name = f"{BIN * (number - 1) + 1} - {BIN * number}" if number else "0"
+        yield BinCurves(model.name, name, count, len(those), prefixes, complete)
 
 
 def _bin(trace: EvaluatedTrace) -> int:
@@ -94,73 +95,42 @@ def _bin(trace: EvaluatedTrace) -> int:
     return -(-(len(trace.boundaries) - 1) // BIN)
 
 
-def _restrict_model(model: ModelSamples, problems: Mapping[str, object]) -> ModelSamples:
-    return replace(model, problems={problem: model.problems[problem] for problem in problems})
-
-
-Place = Callable[[ScalingPoint, ScalingCurve], float]
-"""A point's place on the horizontal axis."""
-
-
-def episode_place(point: ScalingPoint, curve: ScalingCurve) -> float:
-    """A vote of p answers after j episodes stands at j + p - 1, as if each further answer were an episode; k complete
-    samples stand at k.
-    """
-    return float(point.index + (0 if curve.voters is None else curve.voters - 1))
-
-
-def token_place(point: ScalingPoint, _: ScalingCurve) -> float:
-    return point.tokens
-
-
-AXES: dict[str, tuple[Place, str]] = {
-    "scaling_by_episodes": (episode_place, "episodes, and further answers"),
-    "scaling_by_episodes_in_tokens": (token_place, "tokens (logarithmic)"),
-}
+AXES = {"scaling_by_episodes": "episodes, and further answers", "scaling_by_episodes_in_tokens": "tokens (logarithmic)"}
+IN_TOKENS = "scaling_by_episodes_in_tokens"
 
 
 def _figure(name: str, model: str, bins: Sequence[BinCurves], several: bool) -> LineFigure:
-    shown = sorted(sorted(bins, key=lambda b: b.traces, reverse=True)[:PANELS], key=lambda b: b.first)
-    place, label = AXES[name]
+    most = sorted(bins, key=lambda b: b.traces, reverse=True)[:PANELS]
     panels = tuple(
         Panel(
-            f"Total episodes = {b.name}\n{b.traces} traces of {b.problems} problems", label,
-            "" if number else "accuracy (mean; bands: 95 % interval)", tuple(_lines(b, place)), percent=True,
-            doubling=place is token_place,
+            f"Total episodes = {b.name}\n{b.traces} traces of {b.problems} problems", AXES[name],
+            "" if number else "accuracy (mean; bands: 95 % interval)", tuple(_lines(b, name)), percent=True,
+            doubling=name == IN_TOKENS,
         )
-        for number, b in enumerate(shown)
+        for number, b in enumerate(b for b in bins if b in most)
     )  # fmt: skip
-    return LineFigure(name_of_file(name, model) if several else name, panels)
+    return LineFigure(findings.name_of_file(name, model) if several else name, panels)
 
 
-def _lines(found: BinCurves, place: Place) -> Iterator[Line]:
-    blue = found.prefixes[0]
-    sizes = ", ".join(str(curve.voters) for curve in found.prefixes)
-    for j in range(len(blue.points) if len(found.prefixes) > 1 else 0):
-        branch = [(curve.points[j], curve) for curve in found.prefixes]
-        x, y = [place(*one) for one in branch], [point.accuracy for point, _ in branch]
-        yield replace(line_of(f"maj@p from a prefix, p = {sizes}", x, y), colour=1, dash="dashed", band=False)
-    yield _placed_line(blue, place, "maj@1 at the prefixes", colour=0)
-    direct = [curve for curve in found.complete if curve.model != found.model]
-    for number, curve in enumerate(direct):
-        yield _placed_line(curve, place, f"{curve.way} of {curve.model}", colour=2 + number)
+def _lines(found: BinCurves, axis: str) -> Iterator[Line]:
+    curves = [found.prefixes[0], *(curve for curve in found.complete if curve.model != found.model)]
+    votes = found.prefixes
+    if axis != IN_TOKENS:
+        curves, votes = list(map(_by_episodes, curves)), tuple(map(_by_episodes, votes))
+    label = f"maj@p from a prefix, p = {', '.join(str(curve.voters) for curve in votes)}"
+    for branch in zip(*(curve.points for curve in votes), strict=True) if len(votes) > 1 else ():
+        yield Curve((label,), branch).line(colour=1, dash="dashed", band=False)
+    for number, curve in enumerate(curves):
+        name = f"{curve.way} of {curve.model}" if number else "maj@1 at the prefixes"
+        yield curve.line(name, colour=number + (number > 0))
 
 
-def _placed_line(curve: ScalingCurve, place: Place, label: str, colour: int) -> Line:
-    line = line_of(label, [place(point, curve) for point in curve.points], [point.accuracy for point in curve.points])
-    return replace(line, colour=colour)
-
-
-def _summary(bins: Sequence[BinCurves]) -> DataTable:
-    rows: list[tuple[Cell, ...]] = [
-        (
-            b.model, b.name, b.traces, b.problems,
-            *(interval_text(b.prefixes[0].points[place].accuracy) for place in (0, -1)),
-        )
-        for b in bins
-    ]  # fmt: skip
-    columns = ("model", "episodes", "traces", "problems", "maj@1 before thinking", "maj@1 after thinking")
-    return DataTable("scaling by the number of episodes", columns, tuple(rows))
+def _by_episodes(curve: ScalingCurve) -> ScalingCurve:
+    """A vote of p answers after j episodes stands at j + p - 1, as if each further answer were an episode; k complete
+    samples stand at k.
+    """
+    further = (curve.voters or 1) - 1
+    return replace(curve, points=tuple(replace(p, at=(float(p.index + further),)) for p in curve.points))
 
 
 # -- votes by tokens ---------------------------------------------------------------------------------------------------
@@ -168,8 +138,6 @@ def _summary(bins: Sequence[BinCurves]) -> DataTable:
 # Figures 7 and 8). Of an evaluation in attempts, as of mode ``linearised``, the first k attempts of a sample vote.
 
 
-MEANT = tuple(Boundaries)
-"""All, since this analysis reads answers and tokens alone."""
 MOST_VOTERS = 10
 """The largest k (paper, Figure 7)."""
 SAMPLES, ATTEMPTS = "samples", "attempts of a sample"
@@ -177,22 +145,29 @@ SAMPLES, ATTEMPTS = "samples", "attempts of a sample"
 
 def analyse_votes(models: Sequence[ModelSamples]) -> Analysis:
     """maj@k against tokens on the same problems; where a model has attempts, these vote."""
-    curves = [votes_of_attempts(model) if _has_attempts(model) else votes_of_samples(model) for model in models]
-    rows = tuple(row for curve in curves for row in curve.rows)
-    table = DataTable("votes", ("model", "voters", "k", "tokens", "accuracy", "low", "high"), rows)
+    curves = [
+        votes_of_attempts(model) if model.boundaries is Boundaries.LAST_ATTEMPT else votes_of_samples(model)
+        for model in models
+    ]
+    table = findings.table_of_curves("votes", ("model", "voters", "k", "tokens", "accuracy", "low", "high"), curves)
+    lines = tuple(c.line(f"{c.model}, {c.way}", dash="dashed" if c.way == ATTEMPTS else "solid") for c in curves)
     label = "accuracy of the vote (mean, 95 % interval)"
-    panel = Panel("Votes against tokens", "tokens of all voters", label, tuple(map(_line, curves)), percent=True)
-    ends = [(c.model, c.way, *(cell for p in (c.points[0], c.points[-1]) for cell in _cells(p))) for c in curves]
+    panel = Panel("Votes against tokens", "tokens of all voters", label, lines, percent=True)
     columns = ("model", "voters", "maj@1", "tokens", "k", "maj@k", "tokens of all")
-    summary = DataTable("votes", columns, tuple((m, w, a, t, k, v, s) for m, w, _, a, t, k, v, s in ends))
+    rows = []
+    for curve in curves:
+        one, last = curve.points[0], curve.points[-1]
+        ends = one.estimate.decimals(), f"{one.x:,.0f}", str(last.index), last.estimate.decimals()
+        rows.append((*curve.names, *ends, f"{last.x:,.0f}"))
+    summary = DataTable("votes", columns, tuple(rows))
     return Analysis((table,), (LineFigure("votes", (panel,)),), summary, remarks=(RULE,))
 
 
 def votes_of_samples(model: ModelSamples) -> ScalingCurve:
     """maj@k of complete samples, at k times the mean tokens of a sample."""
     sizes = range(1, min(MOST_VOTERS, model.fewest) + 1)
-    points = [ScalingPoint(k, k * model.mean_tokens, MajorityAtK(k).values(model)) for k in sizes]
-    return ScalingCurve(model.name, SAMPLES, tuple(points))
+    points = [Point((k, k * model.mean_tokens), MajorityAtK(k).values(model)) for k in sizes]
+    return ScalingCurve((model.name, SAMPLES), tuple(points))
 
 
 def votes_of_attempts(model: ModelSamples) -> ScalingCurve:
@@ -203,21 +178,9 @@ def votes_of_attempts(model: ModelSamples) -> ScalingCurve:
     for k in range(1, most + 1):
         accuracy = {p: float(np.mean([_vote(mine[:k]) for mine in samples])) for p, samples in attempts.items()}
         tokens = [np.mean([sum(a.tokens for a in mine[:k]) for mine in samples]) for samples in attempts.values()]
-        points.append(ScalingPoint(k, float(np.mean(tokens)), accuracy))
-    return ScalingCurve(model.name, ATTEMPTS, tuple(points))
+        points.append(Point((k, float(np.mean(tokens))), accuracy))
+    return ScalingCurve((model.name, ATTEMPTS), tuple(points))
 
 
 def _vote(attempts: Sequence[SampleAttempt]) -> float:
     return majority_at_k(AnswerCounts.of((a.answer, a.reward) for a in attempts), len(attempts))
-
-
-def _has_attempts(model: ModelSamples) -> bool:
-    return model.boundaries is Boundaries.LAST_ATTEMPT
-
-
-def _line(curve: ScalingCurve) -> Line:
-    return curve.line(f"{curve.model}, {curve.way}", "dashed" if curve.way == ATTEMPTS else "solid")
-
-
-def _cells(point: ScalingPoint) -> tuple[str, str, str]:
-    return str(point.index), interval_text(point.accuracy), f"{point.tokens:,.0f}"

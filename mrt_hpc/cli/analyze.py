@@ -2,12 +2,14 @@
 before.
 """
 
+import csv
 import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import wraps
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,6 @@ import click
 from click.core import ParameterSource
 
 from mrt_hpc.analysis.model_samples import Counted, ModelSamples, other_settings
-from mrt_hpc.analysis.paper_results import RESULTS
 from mrt_hpc.cli import options
 from mrt_hpc.cli.completion import complete_suite
 from mrt_hpc.cli.options import site_of_command
@@ -26,10 +27,8 @@ from mrt_hpc.recipe.ownership import refuse_to_write
 from mrt_hpc.run.layout import RunLayout, run_path
 
 if TYPE_CHECKING:
-    from mrt_hpc.analysis.analysis_files import Analysis, DataTable
+    from mrt_hpc.analysis.findings import Analysis
     from mrt_hpc.analysis.named_models import NamedModel
-    from mrt_hpc.evaluate.asked_models import ModelsAsked
-    from mrt_hpc.recipe.schema import EvaluationRecipe
 
 
 # -- generation --------------------------------------------------------------------------------------------------------
@@ -43,22 +42,6 @@ SUITE_HELP = (
 
 
 @dataclass(frozen=True)
-class Generation:
-    suite: str
-    site: str | None
-    overrides: tuple[str, ...]
-    results: Path | None
-    """None where the user named no folder."""
-    data: Path | None
-
-    def options(self) -> list[str]:
-        folders = [(name, str(path)) for name, path in (("--results", self.results), ("--data", self.data)) if path]
-        changes = [("--set", override) for override in self.overrides]
-        named = [("--suite", self.suite), ("--site", self.site), *changes, *folders]
-        return [word for name, value in named if value is not None for word in (name, value)]
-
-
-@dataclass(frozen=True)
 class AnalysisAsked:
     """The arguments and options of all analyses."""
 
@@ -66,9 +49,23 @@ class AnalysisAsked:
     what: tuple[str, ...]
     out: Path | None
     benchmark: str | None
-    generation: Generation | None
-    """None without a suite, so that nothing is generated."""
+    suite: str | None
+    """None so that nothing is generated."""
+    site: str | None
+    overrides: tuple[str, ...]
+    results: Path | None
+    """None where the user named no folder."""
+    data: Path | None
     as_json: bool
+
+    def typed(self, suite: str | None, benchmark: str) -> str:
+        """The command on a suite (None for its own) and a benchmark, as the user types it."""
+        named = [
+            ("--suite", suite or self.suite), ("--site", self.site), *(("--set", change) for change in self.overrides),
+            ("--results", self.results), ("--data", self.data), ("--benchmark", benchmark),
+        ]  # fmt: skip
+        words = [str(word) for name, value in named if value is not None for word in (name, value)]
+        return shlex.join(["mrt-hpc", "analyze", self.analysis, *self.what, *words])
 
 
 def add_analysis_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -92,31 +89,23 @@ def add_analysis_options(command: Callable[..., None]) -> Callable[..., None]:
     @options.data_folder
     @options.as_json
     @wraps(command)
-    def wrapper(
-        what: tuple[str, ...],
-        out: Path | None,
-        benchmark: str | None,
-        suite: str | None,
-        site: str | None,
-        overrides: tuple[str, ...],
-        results: Path,
-        data: Path | None,
-        as_json: bool,
-        **others: Any,
-    ) -> None:
-        source = click.get_current_context().get_parameter_source("results")
-        named = None if source is ParameterSource.DEFAULT else results
-        if suite is None and not (site is None and not overrides and named is None and data is None):
+    def wrapper(**typed: Any) -> None:
+        if click.get_current_context().get_parameter_source("results") is ParameterSource.DEFAULT:
+            typed["results"] = None
+        if typed["suite"] is None and (
+            typed["overrides"] or any(typed[option] is not None for option in ("site", "results", "data"))
+        ):
             raise click.UsageError(
                 "--site, --set, --results and --data belong to the evaluation on a suite: add --suite SUITE"
             )
-        generation = None if suite is None else Generation(suite, site, overrides, named, data)
-        command(AnalysisAsked(command.__name__, what, out, benchmark, generation, as_json), **others)
+        _, *common = (field.name for field in fields(AnalysisAsked))
+        asked = AnalysisAsked(command.__name__, **{name: typed.pop(name) for name in common})
+        command(asked, **typed)
 
     return wrapper
 
 
-def generate_samples(analysis: AnalysisAsked, how: Generation, needs: Needs) -> Path | None:
+def generate_samples(asked: AnalysisAsked, suite: str, needs: Needs) -> Path | None:
     """Evaluate models on a benchmark of a suite that has the samples, and return the finished evaluation; None while it
     is queued.
     """
@@ -124,15 +113,16 @@ def generate_samples(analysis: AnalysisAsked, how: Generation, needs: Needs) -> 
     from mrt_hpc.attempt.run_progress import progress
     from mrt_hpc.cli.submit import listener
     from mrt_hpc.evaluate.asked_models import models_asked
-    from mrt_hpc.evaluate.evaluation_alone import submit_evaluation
+    from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe, narrow_to, submit_evaluation
     from mrt_hpc.plan.jobs import read_plan
 
-    asked = models_asked(models_to_evaluate(analysis.what))
-    recipe = suiting_recipe(analysis, how, needs, asked)
+    models = models_asked(models_to_evaluate(asked.what))
+    whole = evaluation_recipe(models, suite, asked.overrides, asked.results, asked.data)
+    recipe = narrow_to(whole, analysed_benchmark(whole, needs, asked.benchmark, asked.typed))
     root = run_path(recipe.name, None)
     layout = RunLayout(root)
-    site = site_of_command(how.site, layout).ensure_usable().site
-    submit_evaluation(recipe, asked.awaited, site, root, listener())
+    site = site_of_command(asked.site, layout).ensure_usable().site
+    submit_evaluation(recipe, models.awaited, site, root, listener())
     now = progress(read_plan(layout.plan), layout)
     if now.evaluations_done == now.evaluations:
         return root
@@ -140,19 +130,16 @@ def generate_samples(analysis: AnalysisAsked, how: Generation, needs: Needs) -> 
     return None
 
 
-def suiting_recipe(analysis: AnalysisAsked, how: Generation, needs: Needs, asked: "ModelsAsked") -> "EvaluationRecipe":
-    from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe, narrow_to
-
-    def typed_command(suite: str | None, benchmark: str) -> str:
-        """As the user types it; None for the same suite."""
-        words = (how if suite is None else replace(how, suite=suite)).options()
-        return shlex.join(["mrt-hpc", "analyze", analysis.analysis, *analysis.what, *words, "--benchmark", benchmark])
-
-    recipe = evaluation_recipe(asked, how.suite, how.overrides, how.results, how.data)
-    return narrow_to(recipe, analysed_benchmark(recipe, needs, analysis.benchmark, typed_command))
-
-
 # -- analyses ----------------------------------------------------------------------------------------------------------
+
+
+def paper_results() -> list[dict[str, str]]:
+    """The figures and tables of the paper (Qu et al., arXiv 2503.07572, first version) and its appendices: the command
+    for each, with words in capital letters for runs and evaluations, and how its definition differs. ``docs/paper.md``
+    has the same rows, and explains the words.
+    """
+    text = resources.files("mrt_hpc.analysis").joinpath("paper_results.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
 
 
 def _print_paper(context: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -160,8 +147,8 @@ def _print_paper(context: click.Context, _: click.Parameter, asked: bool) -> Non
         return
 
     shown = table_of("Figures and tables of the paper (arXiv 2503.07572)", "what", "command", "definition")
-    for result in RESULTS:
-        shown.add_row(f"{result.name}: {result.shows}", result.command or "not here", result.definition)
+    for row in paper_results():
+        shown.add_row(f"{row['name']}: {row['shows']}", row["command"] or "not here", row["definition"])
     Terminal(sys.stdout).print(shown)
     context.exit()
 
@@ -194,22 +181,20 @@ WEIGHTED = "votes of forced answers are weighted by their likelihoods, and a tie
 weigh = click.option("--weighted", is_flag=True, help="Weigh the votes of forced answers by their likelihoods.")
 
 
-def _budgets(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...]:
-    """As in ``1024,2048``."""
-    return tuple(map(int, _parts(text, r"0*[1-9]\d*", "1024,2048")))
+def read_numbers(number: type[int] | type[float], form: str, example: str) -> Callable[..., tuple[float, ...]]:
+    """The callback of an option with numbers of this form between commas."""
+
+    def read(_: click.Context, __: click.Parameter, text: str | None) -> tuple[float, ...]:
+        parts = [] if text is None else [part.strip() for part in text.split(",")]
+        if not all(re.fullmatch(form, part) for part in parts):
+            raise click.BadParameter(f"{text!r} is not of the form {example}")
+        return tuple(map(number, parts))
+
+    return read
 
 
-def _accuracies(_: click.Context, __: click.Parameter, text: str | None) -> tuple[float, ...]:
-    """As in ``0.3,0.4``."""
-    return tuple(map(float, _parts(text, r"0?\.\d*[1-9]\d*|1(\.0*)?", "0.3,0.4")))
-
-
-def _parts(text: str | None, form: str, example: str) -> list[str]:
-    parts = [] if text is None else [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(form, part) for part in parts):
-        raise click.BadParameter(f"{text!r} is not of the form {example}")
-    return parts
-
+read_budgets = read_numbers(int, r"0*[1-9]\d*", "1024,2048")
+read_accuracies = read_numbers(float, r"0?\.\d*[1-9]\d*|1(\.0*)?", "0.3,0.4")
 
 count_tokens = click.option(
     "--tokens",
@@ -225,7 +210,7 @@ def _replace_counted(models: Sequence[ModelSamples], tokens: Counted | None) -> 
 
 @analyze.command(short_help="Normalised regret against the budget of tokens.", epilog=options.WHAT)
 @add_analysis_options
-@click.option("--budgets", metavar="TOKENS,...", callback=_budgets, help="Default: up to the longest trace.")
+@click.option("--budgets", metavar="TOKENS,...", callback=read_budgets, help="Default: up to the longest trace.")
 @count_tokens
 @click.option(
     "--beyond",
@@ -251,9 +236,7 @@ def regret(
       mrt-hpc analyze regret runs/mrt-online --budgets 4096,8192,12288,16384
       mrt-hpc analyze regret runs/mrt-online --beyond runs/eval-paper_extrapolation-mrt-online-1a2b3c4d
     """
-    from mrt_hpc.analysis.regret_beyond import analyse_regret_beyond
-    from mrt_hpc.analysis.regret_curves import MEANT, analyse_regret
-    from mrt_hpc.analysis.voting_regret import analyse_voting_regret
+    from mrt_hpc.analysis.regret_curves import MEANT, analyse_regret, analyse_regret_beyond, analyse_voting_regret
 
     def analyse(models: list[ModelSamples]) -> "Analysis":
         if against_voting:
@@ -318,9 +301,9 @@ def votes(asked: AnalysisAsked) -> None:
     Examples:
       mrt-hpc analyze votes runs/grpo runs/mrt-online
     """
-    from mrt_hpc.analysis.vote_curves import MEANT, analyse_votes
+    from mrt_hpc.analysis.vote_curves import analyse_votes
 
-    _write(asked, Needs(boundaries=MEANT), analyse_votes)
+    _write(asked, Needs(), analyse_votes)
 
 
 @analyze.command(short_help="How much better the last attempt is than the first one.", epilog=options.WHAT)
@@ -358,7 +341,7 @@ def progress(asked: AnalysisAsked) -> None:
     "--accuracy",
     "accuracies",
     metavar="SHARE,...",
-    callback=_accuracies,
+    callback=read_accuracies,
     help="Default: shares of the best accuracy that all models reach.",
 )
 @count_tokens
@@ -396,12 +379,12 @@ def _write(
     asked: AnalysisAsked, needs: Needs, analyse: "Callable[[list[ModelSamples]], Analysis]", *, weighted: bool = False
 ) -> None:
     """Where a suite is named, missing samples are generated or queued before."""
-    from mrt_hpc.analysis.analysis_files import write_analysis
+    from mrt_hpc.analysis.findings import write_analysis
     from mrt_hpc.analysis.named_models import named_models
 
     what: Sequence[str] = asked.what
-    if asked.generation is not None:
-        if (evaluation := generate_samples(asked, asked.generation, needs)) is None:
+    if asked.suite is not None:
+        if (evaluation := generate_samples(asked, asked.suite, needs)) is None:
             return
         what = [str(evaluation)]
     named = named_models(what)
@@ -420,7 +403,10 @@ def _write(
         tables = [asdict(table) for table in (analysis.summary, *analysis.tables)]
         echo_json({"benchmark": models[0].benchmark, "tables": tables, **sentences, "files": [*map(str, paths)]})
         return
-    _print_table(f"{analysis.summary.name} on {models[0].benchmark}", analysis.summary)
+    shown = table_of(f"{analysis.summary.name} on {models[0].benchmark}", *analysis.summary.columns)
+    for row in analysis.summary.rows:
+        shown.add_row(*map(str, row))
+    Terminal(sys.stdout).print(shown)
     for verdict in analysis.verdicts:
         echo(verdict)
     print_notes(remarks)
@@ -443,10 +429,3 @@ def _read(named: "Sequence[NamedModel]", benchmark: str | None) -> list[ModelSam
     models = [samples for (samples,) in read_models(named, benchmarks)]
     require_same_problems(models)
     return models
-
-
-def _print_table(title: str, table: "DataTable") -> None:
-    shown = table_of(title, *table.columns)
-    for row in table.rows:
-        shown.add_row(*map(str, row))
-    Terminal(sys.stdout).print(shown)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mrt_hpc.analysis.model_samples import SUITE_WITH
-from mrt_hpc.analysis.published_results import BENCHMARKS
+from mrt_hpc.analysis.model_samples import BENCHMARKS, SUITE_WITH
 from mrt_hpc.errors import UserError, nearest
 from mrt_hpc.recipe.choices import Boundaries
 

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mrt_hpc.analysis.measures import is_evaluated, span_text
+from mrt_hpc.analysis.measures import is_evaluated
+from mrt_hpc.analysis.number_formats import span_text
 from mrt_hpc.errors import Advice
 from mrt_hpc.plan.jobs import EvaluationUnit, Job, Plan, Role, read_plan
 from mrt_hpc.recipe.lock import FREE_SECTIONS, lock_text, read_lock

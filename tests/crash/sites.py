@@ -25,7 +25,7 @@ WANDB = "files of W&B, which are made again"
 AGAIN = "written again from the results, or by the next attempt or submission"
 ATTEMPT = "files of one attempt, of which the next one has its own"
 EXCEPTIONS = {
-    "analysis/analysis_files.py": AGAIN, "analysis/figures.py": AGAIN, "analysis/report/": AGAIN,
+    "analysis/findings.py": AGAIN, "analysis/figures.py": AGAIN, "analysis/report/": AGAIN,
     "run/evaluation_settings.py pass_over": AGAIN, "run/prompt_files.py": AGAIN,
     "algorithms/samples.py write_samples": AGAIN, "submit/software.py _image": AGAIN,
     "roles/sampling/ray_cluster.py": ATTEMPT, "training/rendezvous.py": ATTEMPT, "training/folder_store.py": ATTEMPT,

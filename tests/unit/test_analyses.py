@@ -12,9 +12,9 @@ from scipy.stats import t as student
 
 from mrt_hpc.analysis import efficiency, episode_progress, scaling
 from mrt_hpc.analysis.accuracy_by_budget import AccuracyAt, analyse_extrapolation
-from mrt_hpc.analysis.analysis_files import Analysis, gain_table, table_csv
 from mrt_hpc.analysis.efficiency import analyse_efficiency, default_levels, efficiencies, ratio_text, tokens_to
 from mrt_hpc.analysis.episode_progress import Difficulty
+from mrt_hpc.analysis.findings import Analysis, Point, gain_table, table_csv
 from mrt_hpc.analysis.intervals import IntervalEstimate, mean_gain
 from mrt_hpc.analysis.model_samples import (
     EvaluatedBoundary,
@@ -26,7 +26,7 @@ from mrt_hpc.analysis.model_samples import (
 )
 from mrt_hpc.analysis.problem_measures import Regret, curves_of, tokens_at
 from mrt_hpc.analysis.regret_curves import analyse_regret, area_ratios, even_budgets
-from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, analyse_scaling, direct_curves, prefix_curve
+from mrt_hpc.analysis.scaling import ScalingCurve, analyse_scaling, direct_curves, prefix_curve
 from mrt_hpc.mrt.votes import RIGHT
 from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.kinds import MODES, ModeSettings
@@ -93,8 +93,8 @@ def test_default_budgets_end_at_the_last_boundary_where_it_has_more_tokens() -> 
 
 
 def assert_curve(curve: ScalingCurve, accuracy: Sequence[float], tokens: Sequence[float]) -> None:
-    assert [point.accuracy.mean for point in curve.points] == pytest.approx(accuracy)
-    assert [point.tokens for point in curve.points][: len(tokens)] == pytest.approx(tokens)
+    assert [point.estimate.mean for point in curve.points] == pytest.approx(accuracy)
+    assert [point.x for point in curve.points][: len(tokens)] == pytest.approx(tokens)
 
 
 def test_votes_at_prefixes_of_two_problems() -> None:
@@ -140,14 +140,14 @@ def before(gain: float, spread: float) -> dict[str, float]:
 
 def votes(*earlier: dict[str, float], last: dict[str, float] = LAST) -> ScalingCurve:
     """Votes of four at prefixes that take 1,000 tokens, 500 more at each episode."""
-    points = [ScalingPoint(j, 1000 + 500 * j, accuracy) for j, accuracy in enumerate((*earlier, last))]
-    return ScalingCurve("m", "maj@4 at prefix", tuple(points), voters=4)
+    points = [Point((j, 1000 + 500 * j), accuracy) for j, accuracy in enumerate((*earlier, last))]
+    return ScalingCurve(("m", "maj@4 at prefix"), tuple(points), voters=4)
 
 
 def complete(*tokens: float) -> ScalingCurve:
     """Complete samples, of which one is right in 40 % and two in 70 %."""
-    points = [ScalingPoint(k, tokens[k - 1], dict.fromkeys(LAST, share)) for k, share in ((1, 0.4), (2, 0.7))]
-    return ScalingCurve("m", "maj@k", tuple(points))
+    points = [Point((k, tokens[k - 1]), dict.fromkeys(LAST, share)) for k, share in ((1, 0.4), (2, 0.7))]
+    return ScalingCurve(("m", "maj@k"), tuple(points))
 
 
 def test_the_last_vote_is_compared_with_each_earlier_one() -> None:
@@ -256,7 +256,7 @@ def test_progress_is_split_by_outcome_and_difficulty() -> None:
     halves = episode_progress.difficulty_by_halves([MODEL])
     assert halves == ({"a": Difficulty.MEDIUM, "b": Difficulty.MEDIUM}, {"a": Difficulty.HARD, "b": Difficulty.EASY})
     curves = list(episode_progress.progress_curves(MODEL, halves))
-    assert {(c.split, c.part): [e.mean.mean for e in c.episodes] for c in curves} == {
+    assert {c.names[1:]: [estimate.mean for estimate in c.estimates] for c in curves} == {
         ("none", "all"): pytest.approx([0.0625, -0.5]),
         ("outcome", "right"): pytest.approx([0.25 / 3]),
         ("outcome", "wrong"): pytest.approx([0.0, -0.5]),

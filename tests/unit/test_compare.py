@@ -17,10 +17,9 @@ from mrt_hpc.analysis import intervals
 from mrt_hpc.analysis.comparing import MEAN, Comparison, compare, notes, quantity, requirement, verdict
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.intervals import Spread
-from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
+from mrt_hpc.analysis.model_samples import BENCHMARKS, EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
 from mrt_hpc.analysis.named_models import Arm
 from mrt_hpc.analysis.problem_measures import curves_of, measure_of
-from mrt_hpc.analysis.published_results import BENCHMARKS
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.recipe.find import SUITES, find
@@ -170,8 +169,8 @@ def test_requirements() -> None:
     never = model("old", {f"p{i}": [0.0, 0.0] for i in range(30)})
     same_means, several = compared(before, turned, measures=("pass@1", "pass@2"))
     (wide,), (alike,) = (compared(a, b) for a, b in ((before, apart), (never, never)))
-    needed = [found.needed_size(0.01) for found in (same_means, several, wide, alike)]
-    assert [one is not None and (one.samples is not None, one.samples_known) for one in needed] == [
+    needed = [(found, found.needed_size(0.01)) for found in (same_means, several, wide, alike)]
+    assert [one is not None and (one[1] is not None, found.spread is not None) for found, one in needed] == [
         (True, True), (False, False), (False, True), (False, False),
     ]  # fmt: skip
 

@@ -3,7 +3,7 @@
 import math
 
 from mrt_hpc.analysis.intervals import mean_of_shares
-from mrt_hpc.analysis.number_formats import points, share_text
+from mrt_hpc.analysis.number_formats import percent, points
 from mrt_hpc.analysis.rows import (
     accuracy_of,
     bare_mean,
@@ -47,5 +47,5 @@ def test_several_benchmarks_have_the_mean_for_each_k_that_all_have() -> None:
 
 
 def test_what_has_no_ends_is_written_without_and_a_small_difference_has_no_sign_of_its_own() -> None:
-    assert (share_text(bare_mean(0.5)), bare_mean(0.5).low) == ("50.0 %", -math.inf)
+    assert (bare_mean(0.5).text(percent), bare_mean(0.5).low) == ("50.0 %", -math.inf)
     assert (points(-0.0003), points(0.0), points(-0.0005)) == ("+0.0", "+0.0", "−0.1")

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from learning_curves import RESAMPLES, Draws, LearningCurve, contrast
 from learnt import Learnt, Spending
-
-from mrt_hpc.analysis.learning_curves import RESAMPLES, Draws, LearningCurve, contrast
 
 STORED = Path(__file__).parents[2] / "benchmarks" / "results" / "learning" / "runs"
 EVENLY = np.full((1, 20), 1 / 20)

@@ -21,8 +21,8 @@ from mrt_hpc.analysis.measures import (
     RunSummary,
     read_measurements,
     several_graders,
-    span_text,
 )
+from mrt_hpc.analysis.number_formats import span_text
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.recipe.sections import Training
 from mrt_hpc.roles.evaluation_summary import _regret

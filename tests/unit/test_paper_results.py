@@ -13,8 +13,7 @@ from synthetic_run import Shape, SyntheticRun
 from mrt_hpc.analysis.attempts import analyse_attempts, attempts_of_model
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, SampleAttempt
-from mrt_hpc.analysis.paper_results import RESULTS
-from mrt_hpc.analysis.regret_beyond import analyse_regret_beyond
+from mrt_hpc.analysis.regret_curves import analyse_regret_beyond, voting_regret
 from mrt_hpc.analysis.scaling import prefix_curve, require_few_draws
 from mrt_hpc.analysis.vote_curves import (
     analyse_scaling_by_episodes,
@@ -22,7 +21,7 @@ from mrt_hpc.analysis.vote_curves import (
     votes_of_attempts,
     votes_of_samples,
 )
-from mrt_hpc.analysis.voting_regret import voting_regret
+from mrt_hpc.cli.analyze import paper_results
 from mrt_hpc.mrt.regret import TraceCurve, area_under_values, join_curves, regret_against_voting
 from mrt_hpc.mrt.values import Vote
 from mrt_hpc.mrt.votes import weighted_majority_at_k
@@ -81,7 +80,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }  # fmt: skip
 
 
-MADE = {result.name: result.command for result in RESULTS if result.command is not None}
+RESULTS = paper_results()
+MADE = {result["name"]: result["command"] for result in RESULTS if result["command"]}
 
 
 @pytest.mark.parametrize("command", sorted(set(MADE.values())))
@@ -98,11 +98,12 @@ def test_the_list_and_the_page_have_every_figure_and_table() -> None:
     assert len(RESULTS) == 21 and len(MADE) >= 16
     page = (ROOT / "docs" / "paper.md").read_text().splitlines()
     rows = [
-        f"| {r.name} | {r.shows} | {f'`{r.command}`' if r.command else 'not here'} | {r.definition} |" for r in RESULTS
+        f"| {name} | {shows} | {f'`{command}`' if command else 'not here'} | {definition} |"
+        for name, shows, command, definition in (row.values() for row in RESULTS)
     ]
     assert [row for row in rows if row not in page] == [], "docs/paper.md has these rows"
     shown = typed("analyze", "--list").output
-    assert [r.name for r in RESULTS if r.name not in shown] == []
+    assert [r["name"] for r in RESULTS if r["name"] not in shown] == []
 
 
 def beyond_of(problems: dict[str, tuple[EvaluatedTrace, ...]], name: str = "model") -> object:
@@ -165,8 +166,8 @@ def test_regret_against_voting() -> None:
 def test_regret_against_voting_leaves_out_traces_that_are_never_right() -> None:
     never = trace("X", 9, boundary(0, "XXXXXXXX"), boundary(9, "YYYYYYYY"))
     rises = trace("R", 9, boundary(0, "RXXXXXXX"), boundary(9, "RRRRRRRR"))
-    (found,) = voting_regret(model({"a": (never, rises), "b": (never,)}))
-    assert (found.episodes, found.traces, found.regret.mean) == (1, 1, 0.0)
+    (found,) = voting_regret(model({"a": (never, rises), "b": (never,)})).points
+    assert (found.x, found.more, found.estimate.mean) == (1, (1,), 0.0)
     assert "8 answers" in refusal(voting_regret, model(PROBLEMS)).what
 
 
@@ -207,9 +208,9 @@ def test_traces_of_five_numbers_of_episodes_share_their_curves() -> None:
     }
     found = list(curves_by_episodes(model(long), []))
     assert [(b.name, b.traces, b.problems) for b in found] == [("0", 1, 1), ("1 - 5", 1, 1), ("6 - 10", 1, 1)]
-    assert [p.accuracy.mean for p in found[2].prefixes[0].points] == [0.5] * 7
+    assert [p.estimate.mean for p in found[2].prefixes[0].points] == [0.5] * 7
     complete = found[2].complete[-1]
-    assert (complete.way, [p.accuracy.mean for p in complete.points]) == ("pass@k", [0.5, 1.0]), "all samples of a"
+    assert (complete.way, [p.estimate.mean for p in complete.points]) == ("pass@k", [0.5, 1.0]), "all samples of a"
 
 
 def test_branches_start_on_the_line_of_one_answer() -> None:
@@ -231,17 +232,17 @@ def test_branches_start_on_the_line_of_one_answer() -> None:
     }
     assert ways["pass@k of direct"].means == [0.75, 1.0, 1.0]
     (panel,) = by_tokens.panels
-    assert panel.doubling and panel.lines[3].x == tuple(point.tokens for point in prefix_curve(eight, 1).points)
+    assert panel.doubling and panel.lines[3].x == tuple(point.x for point in prefix_curve(eight, 1).points)
     assert all(line.x[0] == panel.lines[3].x[j] for j, line in enumerate(panel.lines[:3]))
 
 
 def test_votes_of_samples_and_of_attempts() -> None:
     """The first attempts to a are right in half of the samples. Both together tie in one sample, and win in one."""
     points = votes_of_attempts(ATTEMPTED).points
-    assert [(p.index, p.tokens, p.by_problem) for p in points] == [
+    assert [(p.index, p.x, p.by_problem) for p in points] == [
         (1, 10, {"a": 0.5, "b": 0.5}), (2, 20, {"a": 0.75, "b": 0.25}),
     ]  # fmt: skip
-    assert [(p.index, p.tokens) for p in votes_of_samples(model(PROBLEMS)).points] == [(1, 40), (2, 80)]
+    assert [(p.index, p.x) for p in votes_of_samples(model(PROBLEMS)).points] == [(1, 40), (2, 80)]
 
 
 def test_the_last_attempt_less_the_first_one() -> None:

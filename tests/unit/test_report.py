@@ -19,9 +19,10 @@ from synthetic_run import HOSTILE, Shape, SyntheticEvaluation, SyntheticRun
 from warm_start import build_tokenizer
 
 from mrt_hpc.algorithms.batch import batch_of
-from mrt_hpc.analysis.episode_progress import EpisodeProgress, progress_by_episode
+from mrt_hpc.analysis.episode_progress import progress_by_episode
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.figures import Kind, Line, LineFigure, Panel, draw, moving_average
+from mrt_hpc.analysis.findings import Point
 from mrt_hpc.analysis.intervals import IntervalEstimate
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, RunCost, RunFile, RunSummary
 from mrt_hpc.analysis.number_formats import cell, duration, number, percent, points
@@ -31,7 +32,7 @@ from mrt_hpc.analysis.report.plots import OVER_SEEDS, average_seeds, progress_st
 from mrt_hpc.analysis.report.render import render_page, script_hash, write_markdown
 from mrt_hpc.analysis.report.run_sections import sections
 from mrt_hpc.analysis.rows import mean_of, mean_rows, sample, summarise_evaluation
-from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, prefix_curve
+from mrt_hpc.analysis.scaling import ScalingCurve, prefix_curve
 from mrt_hpc.errors import ExitCode, visible
 from mrt_hpc.inference.tokens import StoredTokens
 from mrt_hpc.plan.hours import UseHours
@@ -181,9 +182,9 @@ def evaluated(version: int, benchmark: str, right: str, names: str = "abcdefgh")
 def prefixes(version: int, *votes: int) -> content.PrefixCurves:
     curves = []
     for voters in votes:
-        points = (ScalingPoint(j, 10.0 * j + voters, {"a": share, "b": share}) for j, share in enumerate((0.25, 0.5)))
-        curves.append(ScalingCurve("m", f"maj@{voters} at prefix", tuple(points), voters))
-    progress = (EpisodeProgress(0, HALVES, 8, 2), EpisodeProgress(1, HALVES, 4, 1))
+        points = (Point((j, 10.0 * j + voters), {"a": share, "b": share}) for j, share in enumerate((0.25, 0.5)))
+        curves.append(ScalingCurve(("m", f"maj@{voters} at prefix"), tuple(points), voters))
+    progress = (Point((0,), given=HALVES, more=(8, 2)), Point((1,), given=HALVES, more=(4, 1)))
     return content.PrefixCurves("x", version, 2, progress, tuple(curves))
 
 

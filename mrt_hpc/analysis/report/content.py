@@ -14,8 +14,8 @@ from mrt_hpc.plan.hours import UseHours
 from mrt_hpc.plan.jobs import Role
 
 if TYPE_CHECKING:
-    from mrt_hpc.analysis.episode_progress import EpisodeProgress
     from mrt_hpc.analysis.figures import LineFigure
+    from mrt_hpc.analysis.findings import Point
     from mrt_hpc.analysis.scaling import ScalingCurve
 
 
@@ -43,7 +43,7 @@ class PrefixCurves:
     benchmark: str
     version: int
     problems: int
-    progress: "tuple[EpisodeProgress, ...]" = ()
+    progress: "tuple[Point, ...]" = ()
     """Empty where not all prefixes have a value."""
     votes: "tuple[ScalingCurve, ...]" = ()
     """[maj@p]_j, a curve each p; empty where some prefix has no forced answers."""

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from mrt_hpc.analysis.episode_progress import FEW_PROBLEMS
+from mrt_hpc.analysis.episode_progress import FEW_PROBLEMS, frequent_episodes
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel, line_of
+from mrt_hpc.analysis.findings import Curve, Point
 from mrt_hpc.analysis.intervals import IntervalEstimate, clustered_mean
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
-from mrt_hpc.analysis.number_formats import DASH, count, estimate_text, number, share_text
+from mrt_hpc.analysis.number_formats import DASH, count, number, percent
 from mrt_hpc.analysis.report.content import Column, Plot, PrefixCurves, RunRecord, Table
 from mrt_hpc.analysis.rows import (
     accuracy_of,
@@ -40,52 +41,40 @@ PHASE_COLOURS = {
 
 
 def result_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
-    return tuple(
-        filter(
-            None, (_accuracy(records), _regret(records), *_sample_scaling_plots(records), *_votes_by_tokens(records))
-        )
-    )
+    return (*_accuracy(records), *_regret(records), *_sample_scaling_plots(records), *_votes_by_tokens(records))
 
 
-def _accuracy(records: Sequence[RunRecord]) -> Plot | None:
+def _accuracy(records: Sequence[RunRecord]) -> list[Plot]:
     lines = [
-        line_of(
-            line_label(records, record.curve_name, benchmark),
-            [evaluation.version for evaluation in versions],
-            map(accuracy_of, versions),
-        )
-        for record, benchmark, versions in _evaluations_by_benchmark(records)
+        line_of(line_label(records, record.curve_name, benchmark), [e.version for e in group], map(accuracy_of, group))
+        for record in records
         if record.is_run
+        for benchmark, group in group_by_benchmark(record.summary.evaluations).items()
     ]
     caption = "pass@1 of each evaluated weights version, with its 95 % interval over problems."
     names = ("iterations of training", "pass@1 (mean, 95 % interval)")
-    return make_plot(
+    return make_plots(
         "Accuracy", caption, *names, lines, "accuracy", kind="error bars", percent=True, whole_numbers=True
     )
 
 
-def _regret(records: Sequence[RunRecord]) -> Plot | None:
+def _regret(records: Sequence[RunRecord]) -> list[Plot]:
     lines = []
     for label, group in _compared_versions(records):
         budgets = sorted(set.intersection(*(set(evaluation.regret) for evaluation in group)))
-        lines.append(
-            line_of(
-                label, budgets, [mean_of(*(evaluation.regret[budget] for evaluation in group)) for budget in budgets]
-            )
-        )
+        regrets = [mean_of(*(evaluation.regret[budget] for evaluation in group)) for budget in budgets]
+        lines.append(line_of(label, budgets, regrets))
     caption = (
         f"Normalised regret at each budget of tokens{_ends(records)}, with 95 % intervals over problems: lower is "
         "better."
     )
-    return make_plot("Regret", caption, "budget (tokens)", "normalised regret", [line for line in lines if line.x])
+    return make_plots("Regret", caption, "budget (tokens)", "normalised regret", [line for line in lines if line.x])
 
 
-def _sample_scaling_plots(records: Sequence[RunRecord]) -> Iterator[Plot | None]:
-    passes = f"pass@k against the number of samples k, unbiased{_ends(records)}, with 95 % intervals over problems."
-    votes = (
-        f"maj@k, the chance that a vote of k samples is right, against k{_ends(records)}, with 95 % intervals over "
-        "problems."
-    )
+def _sample_scaling_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
+    over = f"{_ends(records)}, with 95 % intervals over problems."
+    passes = f"pass@k against the number of samples k, unbiased{over}"
+    votes = f"maj@k, the chance that a vote of k samples is right, against k{over}"
     measures: tuple[tuple[str, str, str, Callable[..., Mapping[int, IntervalEstimate]]], ...] = (
         ("Scaling with samples", "pass@k", passes, pass_estimates),
         ("Votes of samples", "maj@k", votes, majority_estimates),
@@ -94,7 +83,7 @@ def _sample_scaling_plots(records: Sequence[RunRecord]) -> Iterator[Plot | None]
         labelled_estimates = [(label, estimates(*group)) for label, group in _compared_versions(records)]
         lines = [line_of(label, by_k, by_k.values()) for label, by_k in labelled_estimates if len(by_k) > 1]
         names = ("samples k", f"{measure} (mean; bands: 95 % interval)")
-        yield make_plot(title, caption, *names, lines, percent=True, logarithmic=True, marks_at_points=True)
+        yield from make_plots(title, caption, *names, lines, percent=True, logarithmic=True, marks_at_points=True)
 
 
 def _ends(records: Sequence[RunRecord]) -> str:
@@ -104,26 +93,23 @@ def _ends(records: Sequence[RunRecord]) -> str:
 def _compared_versions(records: Sequence[RunRecord]) -> Iterator[tuple[str, list[EvaluationSummary]]]:
     """One benchmark each, or the mean of more than two; each with a label."""
     for record in records:
-        groups = [versions for evaluation, _, versions in _evaluations_by_benchmark(records) if evaluation is record]
+        groups = list(group_by_benchmark(record.summary.evaluations).values())
         together = [groups] if len(groups) > 2 else [[versions] for versions in groups]
         for benchmarks in together:
             shared = set.intersection(*({evaluation.version for evaluation in versions} for versions in benchmarks))
             name = benchmarks[0][0].benchmark if len(benchmarks) == 1 else f"mean of {len(benchmarks)} benchmarks"
             for version in sorted({min(shared), max(shared)} if shared else shared):
-                members = [
-                    evaluation for versions in benchmarks for evaluation in versions if evaluation.version == version
-                ]
-                text = f"{name}, version {version}" if record.is_run else name
+                members = [each for versions in benchmarks for each in versions if each.version == version]
+                text = _version_label(name, record, version)
                 yield line_label(records, record.curve_name, text), members
 
 
 # -- votes against tokens: of one run the last evaluated version and, for comparison, the first one; of several the last
 
 
-def _votes_by_tokens(records: Sequence[RunRecord]) -> Iterator[Plot | None]:
-    for benchmark in dict.fromkeys(
-        curves.benchmark for record in records for curves in record.prefixes if curves.votes
-    ):
+def _votes_by_tokens(records: Sequence[RunRecord]) -> Iterator[Plot]:
+    voted = dict.fromkeys(curves.benchmark for record in records for curves in record.prefixes if curves.votes)
+    for benchmark in voted:
         votes = [*_prefix_votes(records, benchmark), *_complete(records, benchmark)]
         title = f"Scaling with tokens: {benchmark}"
         caption = (
@@ -133,12 +119,19 @@ def _votes_by_tokens(records: Sequence[RunRecord]) -> Iterator[Plot | None]:
             "than votes of complete samples of as many tokens."
         )
         names = ("tokens (logarithmic)", "accuracy (mean; bands: 95 % interval)")
-        lines, table = [line for line, _ in votes], _vote_table(title, votes)
-        yield make_plot(title, caption, *names, lines, table=table, percent=True, logarithmic=True)
+        rows = tuple(
+            (curve.model, count(point.index), count(round(point.x)), point.estimate.text(percent))
+            for curve, _ in votes
+            for point in curve.points
+        )
+        columns = map(Column, ("vote", "episodes j or samples k", "tokens", "accuracy (95 % interval)"))
+        table = Table(f"{title}: all values", tuple(columns), rows, folded=True)
+        lines = [curve.line(**look) for curve, look in votes]
+        yield from make_plots(title, caption, *names, lines, table=table, percent=True, logarithmic=True)
 
 
-Vote = tuple[Line, tuple[int, ...]]
-"""The accuracy of a vote against its tokens; and of each point j, the number of episodes, or k, of samples."""
+Vote = tuple[Curve, dict[str, Any]]
+"""The accuracy of a vote at j episodes, or k samples, and their tokens; and the look of its line."""
 
 
 def _prefix_votes(records: Sequence[RunRecord], benchmark: str) -> Iterator[Vote]:
@@ -155,25 +148,17 @@ def _prefix_votes(records: Sequence[RunRecord], benchmark: str) -> Iterator[Vote
             most = curve.voters == max(shared, default=0)
             if most or (len(records) == 1 and is_last):
                 label = line_label(records, record.name, _version_label(curve.way, record, curves.version))
-                tokens, accuracy = [p.tokens for p in curve.points], [p.accuracy for p in curve.points]
-                line = replace(line_of(label, tokens, accuracy), band=(most and is_last) or len(records) > 1)
-                yield line, tuple(point.index for point in curve.points)
+                yield Curve((label,), curve.points), {"band": (most and is_last) or len(records) > 1}
 
 
 def _complete(records: Sequence[RunRecord], benchmark: str) -> Iterator[Vote]:
     for record in records:
-        evaluation = group_by_benchmark(record.summary.evaluations).get(benchmark, [None])[-1]
-        if (
-            evaluation is None
-            or evaluation.tokens_per_rollout is None
-            or not (estimates := majority_estimates(evaluation))
-        ):
-            continue
-        label = line_label(
-            records, record.name, _version_label("maj@k of complete samples", record, evaluation.version)
-        )
-        tokens = [k * evaluation.tokens_per_rollout for k in estimates]
-        yield replace(line_of(label, tokens, estimates.values()), dash="dashed"), tuple(estimates)
+        for evaluation in group_by_benchmark(record.summary.evaluations).get(benchmark, [])[-1:]:
+            estimates, tokens = majority_estimates(evaluation), evaluation.tokens_per_rollout
+            if tokens is not None and estimates:
+                text = _version_label("maj@k of complete samples", record, evaluation.version)
+                points = tuple(Point((k, k * tokens), given=estimate) for k, estimate in estimates.items())
+                yield Curve((line_label(records, record.name, text),), points), {"dash": "dashed"}
 
 
 def _version_label(text: str, record: RunRecord, version: int) -> str:
@@ -185,16 +170,6 @@ def _shown_curves(records: Sequence[RunRecord], benchmark: str) -> Iterator[tupl
     for record in records:
         of_benchmark = [curves for curves in record.prefixes if curves.benchmark == benchmark]
         yield from ((record, curves) for curves in (of_benchmark if len(records) == 1 else of_benchmark[-1:]))
-
-
-def _vote_table(title: str, votes: Sequence[Vote]) -> Table:
-    rows = tuple(
-        (line.label, count(index), count(round(tokens)), share_text(accuracy))
-        for line, indices in votes
-        for index, tokens, accuracy in zip(indices, line.x, line.y, strict=True)
-    )
-    names = ("vote", "episodes j or samples k", "tokens", "accuracy (95 % interval)")
-    return Table(f"{title}: all values", tuple(map(Column, names)), rows, folded=True)
 
 
 # -- progress by episode
@@ -213,8 +188,7 @@ def progress_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
         "Mean progress V(j+1) − V(j) of the j-th episode over the traces that have one, by stage of training. The 95 % "
         f"intervals are over the iterations of a stage, where it has {LEAST_ITERATIONS} or more."
     )
-    title = "Progress by episode in training"
-    return tuple(filter(None, [_progress(title, caption, lines, name="progress")]))
+    return tuple(_progress("Progress by episode in training", caption, lines, name="progress"))
 
 
 def progress_stages(iterations: Sequence[IterationMetrics]) -> list[Line]:
@@ -242,10 +216,10 @@ def _mean_of_iterations(means: Sequence[float]) -> IntervalEstimate:
 
 def prefix_progress_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
     named = dict.fromkeys(curves.benchmark for record in records for curves in record.prefixes if curves.progress)
-    return tuple(filter(None, (_evaluated_progress(records, benchmark) for benchmark in named)))
+    return tuple(plot for benchmark in named for plot in _evaluated_progress(records, benchmark))
 
 
-def _evaluated_progress(records: Sequence[RunRecord], benchmark: str) -> Plot | None:
+def _evaluated_progress(records: Sequence[RunRecord], benchmark: str) -> list[Plot]:
     every: list[Line] = []
     frequent: list[Line] = []
     for record, curves in _shown_curves(records, benchmark):
@@ -254,11 +228,8 @@ def _evaluated_progress(records: Sequence[RunRecord], benchmark: str) -> Plot | 
         version = f"version {curves.version}" if record.is_run else ""
         label = line_label(records, record.curve_name, version, record.name)
         least = min(FEW_PROBLEMS, curves.problems)  # a later episode has as many problems, or fewer
-        for lines, episodes in (
-            (every, curves.progress),
-            (frequent, [e for e in curves.progress if e.problems >= least]),
-        ):
-            lines.append(line_of(label, (e.episode for e in episodes), (e.mean for e in episodes)))
+        every.append(Curve((label,), curves.progress).line())
+        frequent.append(Curve((label,), frequent_episodes(curves.progress, least)).line())
     caption = (
         "Mean progress V(j+1) − V(j) of the j-th episode over the evaluated traces that have one, with 95 % intervals "
         f"clustered by problem. Episodes of fewer than {FEW_PROBLEMS} problems are in the table alone."
@@ -267,19 +238,19 @@ def _evaluated_progress(records: Sequence[RunRecord], benchmark: str) -> Plot | 
     return _progress(title, caption, frequent, table=series_table(title, "episode j", average_seeds(every)))
 
 
-def _progress(title: str, caption: str, lines: Sequence[Line], **more: Any) -> Plot | None:
+def _progress(title: str, caption: str, lines: Sequence[Line], **more: Any) -> list[Plot]:
     y_label = "mean progress V(j+1) − V(j)"
-    return make_plot(title, caption, "episode j", y_label, lines, level=0.0, whole_numbers=True, **more)
+    return make_plots(title, caption, "episode j", y_label, lines, level=0.0, whole_numbers=True, **more)
 
 
 # -- iterations
 
 
 def learning_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
-    return tuple(filter(None, (*(_curve(records, curve) for curve in _CURVES), _quality(records))))
+    return (*(plot for curve in _CURVES for plot in _curve(records, curve)), *_quality(records))
 
 
-def _quality(records: Sequence[RunRecord]) -> Plot | None:
+def _quality(records: Sequence[RunRecord]) -> list[Plot]:
     lines = [
         _trend(
             line_label(records, record.curve_name, name.replace("_", " ")),
@@ -292,7 +263,7 @@ def _quality(records: Sequence[RunRecord]) -> Plot | None:
     return _trends("Quality of the traces", caption, "share of the traces", lines, "quality", percent=True)
 
 
-def _curve(records: Sequence[RunRecord], curve: "_Curve") -> Plot | None:
+def _curve(records: Sequence[RunRecord], curve: "_Curve") -> list[Plot]:
     lines = []
     for record in records:
         for name, value in curve.measures.items():
@@ -303,8 +274,8 @@ def _curve(records: Sequence[RunRecord], curve: "_Curve") -> Plot | None:
     return _trends(curve.title, curve.caption, curve.unit, lines, curve.name, percent=curve.percent)
 
 
-def _trends(title: str, caption: str, y_label: str, lines: Sequence[Line], name: str, *, percent: bool) -> Plot | None:
-    return make_plot(
+def _trends(title: str, caption: str, y_label: str, lines: Sequence[Line], name: str, *, percent: bool) -> list[Plot]:
+    return make_plots(
         title, caption, "iteration", y_label, lines, name, kind="trends", percent=percent, whole_numbers=True
     )
 
@@ -376,24 +347,20 @@ _CURVES = (
 
 
 def time_plots(records: Sequence[RunRecord]) -> tuple[Plot, ...]:
-    return tuple(filter(None, (_time(records, record) for record in records)))
+    return tuple(plot for record in records for plot in _time(records, record))
 
 
-def _time(records: Sequence[RunRecord], record: RunRecord) -> Plot | None:
+def _time(records: Sequence[RunRecord], record: RunRecord) -> list[Plot]:
     timed = [m for m in record.summary.iterations if any(m.seconds.values())]
+    iterations = [metrics.iteration for metrics in timed]
     lines = [
-        Line(
-            phase,
-            tuple(float(m.iteration) for m in timed),
-            tuple(bare_mean(m.seconds.get(phase, 0.0)) for m in timed),
-            PHASE_COLOURS[phase],
-        )
-        for phase in Phase
+        replace(line_of(phase, iterations, (bare_mean(m.seconds.get(phase, 0.0)) for m in timed)), colour=colour)
+        for phase, colour in PHASE_COLOURS.items()
         if any(m.seconds.get(phase) for m in timed)
     ]
     caption = "Wall time of each iteration in seconds, by what the run was doing."
     title = line_label(records, record.name, "Time by phase")
-    return make_plot(title, caption, "iteration", "wall time (s)", lines, "time", kind="stack", whole_numbers=True)
+    return make_plots(title, caption, "iteration", "wall time (s)", lines, "time", kind="stack", whole_numbers=True)
 
 
 # -- from lines to a figure with its table
@@ -430,13 +397,7 @@ def _mean_line(runs: Sequence[Line]) -> Line:
     return replace(runs[0], x=tuple(shared), y=tuple(ranges))
 
 
-def _evaluations_by_benchmark(records: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, str, list[EvaluationSummary]]]:
-    for record in records:
-        for benchmark, versions in group_by_benchmark(record.summary.evaluations).items():
-            yield record, benchmark, versions
-
-
-def make_plot(
+def make_plots(
     title: str,
     caption: str,
     x_label: str,
@@ -445,8 +406,8 @@ def make_plot(
     name: str = "",
     table: Table | None = None,
     **look: Any,
-) -> Plot | None:
-    """A plot, or None without points.
+) -> list[Plot]:
+    """A plot; none without points.
 
     Args:
         lines: those with the same label become one, see ``average_seeds``.
@@ -456,16 +417,16 @@ def make_plot(
     """
     drawn = average_seeds(lines)
     if not any(line.x for line in drawn):
-        return None
+        return []
     if len(drawn) < len(lines):
         caption = f"{caption} {OVER_SEEDS}"
     figure = LineFigure(name, (Panel(title, x_label, y_label, tuple(drawn), **look),))
-    return Plot(caption, figure, table or series_table(title, x_label, drawn))
+    return [Plot(caption, figure, table or series_table(title, x_label, drawn))]
 
 
 def series_table(title: str, x_label: str, lines: Sequence[Line]) -> Table:
     """The table has a row each x and a column each line."""
-    cells = [dict(zip(line.x, (estimate_text(y, number) for y in line.y), strict=True)) for line in lines]
+    cells = [dict(zip(line.x, (y.text(number) for y in line.y), strict=True)) for line in lines]
     places = sorted({x for line in lines for x in line.x})
     rows = tuple((f"{x:g}", *(column.get(x, DASH) for column in cells)) for x in places)
     columns = (Column(x_label), *(Column(line.label) for line in lines))

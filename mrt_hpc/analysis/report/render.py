@@ -118,7 +118,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_visible_value,
     )
-    environment.filters.update(svg=_svg, described=figure_description, heading=heading)
+    environment.filters.update(svg=inline_svg, described=figure_description, heading=heading)
     return environment
 
 
@@ -128,12 +128,6 @@ def _visible_value(value: Any) -> Any:
 
 def _file(name: str) -> str:
     return resources.files("mrt_hpc.analysis.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _svg(figure: LineFigure) -> tuple[str, Markup]:
-    """The view box and the drawing; matplotlib escapes the texts."""
-    view_box, drawing = inline_svg(figure)
-    return view_box, Markup(drawing)
 
 
 def figure_description(figure: LineFigure) -> str:

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mrt_hpc.analysis.comparing import plural
 from mrt_hpc.analysis.intervals import FloatArray, IntervalEstimate, Means, crossed_gain, crossed_share
-from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary, few_answers, graders_of, several_graders, span_text
-from mrt_hpc.analysis.number_formats import DASH, count, decimal_text, interval, number, percent, share_text
+from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary, few_answers, graders_of, several_graders
+from mrt_hpc.analysis.number_formats import DASH, count, number, percent, plural, points, span_text
 from mrt_hpc.analysis.report.content import Column, ReportSection, RunRecord, Table, directory_records
 from mrt_hpc.analysis.report.plots import result_plots
 from mrt_hpc.analysis.rows import (
-    EvaluationRow,
+    VersionRow,
     accuracy_of,
     evaluation_rows,
     group_by_benchmark,
@@ -86,24 +85,20 @@ def _outcomes(record: RunRecord) -> list[str]:
 def _gains(record: RunRecord) -> list[str]:
     evaluations = record.summary.evaluations
     rows, means = outcomes(evaluation_rows(evaluations)), mean_rows(evaluations)
-    sentences = [_outcome(row) for row in rows]
+    sentences = [
+        f"{row.evaluation.benchmark}: {percent(row.estimate.mean)} after {row.version} iterations, "
+        f"{gain.text(points)} points against version {row.baseline}; the 95 % interval {_zero_clause(gain)}."
+        for row in rows
+        if (gain := row.difference)
+    ]
     if not rows and record.is_run and not mixed_verdicts(record.summary):
         sentences.append("No two weights versions have been evaluated on the same problems.")
     if means and (gain := means[-1].difference):
         sentences.append(
-            f"Mean over benchmarks: {percent(means[-1].accuracy.mean)} after {means[-1].version} iterations, "
-            f"{interval(gain)} points against version {means[0].version}."
+            f"Mean over benchmarks: {percent(means[-1].estimate.mean)} after {means[-1].version} iterations, "
+            f"{gain.text(points)} points against version {means[-1].baseline}."
         )
     return sentences
-
-
-def _outcome(row: EvaluationRow) -> str:
-    gain = row.difference
-    assert gain is not None  # outcomes() gives comparable versions only
-    return (
-        f"{row.evaluation.benchmark}: {percent(row.evaluation.accuracy)} after {row.evaluation.version} iterations, "
-        f"{interval(gain)} points against version {row.baseline}; the 95 % interval {_zero_clause(gain)}."
-    )
 
 
 def _zero_clause(gain: IntervalEstimate) -> str:
@@ -172,9 +167,9 @@ def _accuracies(arms: Mapping[str, Sequence[RunRecord]], trained: bool) -> Table
 def _accuracy_text(runs: Sequence[RunRecord], benchmark: str) -> str:
     whole = _whole(runs, [benchmark])
     if len(runs) == 1:
-        return f"{share_text(accuracy_of(_last(runs[0])[benchmark]))}{_at(whole)}" if whole else DASH
+        return f"{accuracy_of(_last(runs[0])[benchmark]).text(percent)}{_at(whole)}" if whole else DASH
     share = _share(whole, benchmark)
-    return DASH if share is None else f"{share_text(share)}, {plural(len(whole), 'run')}{_at(whole)}"
+    return DASH if share is None else f"{share.text(percent)}, {plural(len(whole), 'run')}{_at(whole)}"
 
 
 def _at(runs: Sequence[RunRecord]) -> str:
@@ -204,7 +199,7 @@ def _share(whole: Sequence[RunRecord], benchmark: str) -> IntervalEstimate | Non
 
 def _outcomes_of_arms(records: Sequence[RunRecord]) -> list[str]:
     return [
-        f"{arm}: {share_text(share)} on {name}, the mean of {plural(len(whole), 'run')}{_at(whole)}, and its 95 % "
+        f"{arm}: {share.text(percent)} on {name}, the mean of {plural(len(whole), 'run')}{_at(whole)}, and its 95 % "
         "interval over seeds and problems."
         for arm, runs in _arms(records).items()
         if len(runs) > 1
@@ -224,7 +219,7 @@ def _outcomes_against_first(records: Sequence[RunRecord]) -> list[str]:
             where = names[0] if len(names) == 1 else f"the mean over {len(names)} benchmarks"
             gain = crossed_gain([*shared.values()]).interval
             sentences.append(
-                f"{name}: {interval(gain)} points of pass@1 against {first} on {where}; the 95 % interval "
+                f"{name}: {gain.text(points)} points of pass@1 against {first} on {where}; the 95 % interval "
                 f"{_zero_clause(gain)}."
             )
     return sentences
@@ -265,7 +260,7 @@ def _differences(caption: str, arms: Mapping[str, Sequence[RunRecord]], measured
     ]
     names = dict.fromkeys(name for shared in pairs for name in shared)
     rows = tuple(
-        (name, *(interval(crossed_gain([shared[name]]).interval) if name in shared else DASH for shared in pairs))
+        (name, *(crossed_gain([shared[name]]).interval.text(points) if name in shared else DASH for shared in pairs))
         for name in names
     )
     return Table(caption, (BENCHMARK, *map(Column, [*arms][1:])), rows, UNCORRECTED)
@@ -318,10 +313,22 @@ def _last_and_all(
     )
 
 
-def _versions(records: Sequence[RunRecord]) -> Iterator[tuple[RunRecord, EvaluationSummary, bool]]:
-    for record in records:
-        for versions in group_by_benchmark(record.summary.evaluations).values():
-            yield from ((record, evaluation, evaluation is versions[-1]) for evaluation in versions)
+def _of_versions(
+    records: Sequence[RunRecord],
+    caption: str,
+    columns: tuple[Column, ...],
+    cells: Callable[[EvaluationSummary], Iterable[tuple[str, ...]]],
+    note: str = "",
+) -> tuple[Table, ...]:
+    """Rows of each evaluated version, the last one of a benchmark first; ``cells`` are those after its name."""
+    rows = (
+        (evaluation is versions[-1], (*_where(record, evaluation), *more))
+        for record in records
+        for versions in group_by_benchmark(record.summary.evaluations).values()
+        for evaluation in versions
+        for more in cells(evaluation)
+    )
+    return _last_and_all(records, caption, (BENCHMARK, RUN, VERSION, *columns), rows, note)
 
 
 def _where(record: RunRecord, evaluation: EvaluationSummary) -> tuple[str, str, str]:
@@ -354,33 +361,26 @@ def _evaluation_rows(records: Sequence[RunRecord]) -> Iterator[Row]:
     for record in records:
         groups = group_by_benchmark(record.summary.evaluations)
         for row in evaluation_rows(record.summary.evaluations):
-            evaluation = row.evaluation
-            ends = (groups[evaluation.benchmark][n].version for n in (0, -1))
-            yield (
-                evaluation.version in ends,
-                (
-                    *_where(record, evaluation),
-                    f"{evaluation.problems} × {evaluation.samples}",
-                    percent(evaluation.accuracy),
-                    f"{percent(evaluation.low)} to {percent(evaluation.high)}",
-                    interval(row.difference) if row.difference else DASH,
-                    number(evaluation.tokens_per_rollout),
-                    percent(evaluation.truncated_share),
-                    percent(evaluation.answered_share),
-                ),
-            )
+            evaluation, accuracy = row.evaluation, row.estimate
+            versions = groups[evaluation.benchmark]
+            cells = (
+                *_where(record, evaluation), f"{evaluation.problems} × {evaluation.samples}", percent(accuracy.mean),
+                f"{percent(accuracy.low)} to {percent(accuracy.high)}", _difference(row),
+                number(evaluation.tokens_per_rollout), percent(evaluation.truncated_share),
+                percent(evaluation.answered_share),
+            )  # fmt: skip
+            yield evaluation.version in (versions[0].version, versions[-1].version), cells
+
+
+def _difference(row: VersionRow) -> str:
+    return row.difference.text(points) if row.difference else DASH
 
 
 def _means(records: Sequence[RunRecord]) -> tuple[Table, ...]:
     rows = [
         (
             mean in (means[0], means[-1]),
-            (
-                record.name,
-                _version(record, mean.version),
-                share_text(mean.accuracy),
-                interval(mean.difference) if mean.difference else DASH,
-            ),
+            (record.name, _version(record, mean.version), mean.estimate.text(percent), _difference(mean)),
         )
         for record in records
         for means in [mean_rows(record.summary.evaluations)]
@@ -391,63 +391,51 @@ def _means(records: Sequence[RunRecord]) -> tuple[Table, ...]:
 
 
 def _sample_tables(records: Sequence[RunRecord]) -> tuple[Table, ...]:
-    rows = (
-        (
-            last,
-            (*_where(record, evaluation), count(k), share_text(estimate), share_text(votes[k]) if k in votes else DASH),
-        )
-        for record, evaluation, last in _versions(records)
-        for votes in [majority_estimates(evaluation)]
-        for k, estimate in pass_estimates(evaluation).items()
-    )
-    names = ("samples k", "pass@k (95 % interval)", "maj@k (95 % interval)")
+    def cells(evaluation: EvaluationSummary) -> Iterator[tuple[str, ...]]:
+        votes = majority_estimates(evaluation)
+        for k, estimate in pass_estimates(evaluation).items():
+            yield count(k), estimate.text(percent), votes[k].text(percent) if k in votes else DASH
+
+    columns = tuple(map(Column, ("samples k", "pass@k (95 % interval)", "maj@k (95 % interval)")))
     note = (
         "pass@k is the chance that one of k samples is right, unbiased. maj@k is the chance that a vote of k samples "
         f"is right: {RULE.removeprefix('votes: ')}."
     )
-    return _last_and_all(records, "pass@k and maj@k", (BENCHMARK, RUN, VERSION, *map(Column, names)), rows, note)
+    return _of_versions(records, "pass@k and maj@k", columns, cells, note)
 
 
 def _stages(records: Sequence[RunRecord]) -> tuple[Table, ...]:
     """The table has a row for each round or budget, where a way of evaluating has several."""
-    rows = (
-        (last, (*_where(record, evaluation), stage, share_text(accuracy)))
-        for record, evaluation, last in _versions(records)
-        for stage, accuracy in stage_estimates(evaluation).items()
-    )
-    columns = (BENCHMARK, RUN, VERSION, Column("stage", numeric=False), Column("accuracy (95 % interval)"))
+
+    def cells(evaluation: EvaluationSummary) -> list[tuple[str, ...]]:
+        return [(stage, accuracy.text(percent)) for stage, accuracy in stage_estimates(evaluation).items()]
+
+    columns = (Column("stage", numeric=False), Column("accuracy (95 % interval)"))
     note = "The last stage of a benchmark is its result; all other tables and figures show that one alone."
-    return _last_and_all(records, "Accuracy by stage", columns, rows, note)
+    return _of_versions(records, "Accuracy by stage", columns, cells, note)
 
 
 def _quality(records: Sequence[RunRecord]) -> tuple[Table, ...]:
-    rows = (
-        (last, (*_where(record, evaluation), name.replace("_", " "), percent(share)))
-        for record, evaluation, last in _versions(records)
-        for name, share in evaluation.quality.items()
-    )
-    columns = (BENCHMARK, RUN, VERSION, Column("quality", numeric=False), Column("share of the traces"))
-    return _last_and_all(records, "Quality of the traces", columns, rows)
+    def cells(evaluation: EvaluationSummary) -> list[tuple[str, ...]]:
+        return [(name.replace("_", " "), percent(share)) for name, share in evaluation.quality.items()]
+
+    columns = (Column("quality", numeric=False), Column("share of the traces"))
+    return _of_versions(records, "Quality of the traces", columns, cells)
 
 
 def _regrets(records: Sequence[RunRecord]) -> tuple[Table, ...]:
     regrets = [(record, row) for record in records for row in regret_rows(record.summary.evaluations)]
-    lasts = {(record.name, row.benchmark, row.budget): row for record, row in regrets}
+    lasts = {(record.name, row.evaluation.benchmark, row.budget): row for record, row in regrets}
     rows = (
         (
-            lasts[record.name, row.benchmark, row.budget] is row,
+            lasts[record.name, row.evaluation.benchmark, row.budget] is row,
             (
-                row.benchmark,
-                record.name,
-                count(row.budget),
-                _version(record, row.version),
-                decimal_text(row.regret),
-                interval(row.difference) if row.difference else DASH,
-                row.counted,
+                row.evaluation.benchmark, record.name, count(row.budget), _version(record, row.version),
+                row.estimate.text("{:.3f}".format), _difference(row), row.evaluation.regret_tokens,
             ),
         )
         for record, row in regrets
-    )
+    )  # fmt: skip
     names = ("budget, tokens", "version", "normalised regret (95 % interval)")
     note = (
         "Normalised regret is how far the value of the prefixes stays behind an oracle's, 1 at every token, on average "

@@ -1,16 +1,17 @@
-"""An analysis: its tables and figures, and their files."""
+"""Analyses are made of curves, which give rows of tables and lines of figures, and of sentences; and their files."""
 
 import csv
 import io
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from mrt_hpc.analysis.comparing import compare, verdict
-from mrt_hpc.analysis.figures import LineFigure, draw
-from mrt_hpc.analysis.intervals import IntervalEstimate, MeanGain, holm
+from mrt_hpc.analysis.figures import Line, LineFigure, Panel, draw, line_of
+from mrt_hpc.analysis.intervals import IntervalEstimate, MeanGain, Means, holm, mean_of_shares
 from mrt_hpc.analysis.model_samples import ModelSamples
 from mrt_hpc.analysis.named_models import Arm
 from mrt_hpc.analysis.problem_measures import Measure
@@ -28,6 +29,55 @@ class DataTable:
 
 
 @dataclass(frozen=True)
+class Point:
+    at: tuple[float, ...]
+    """Its place, in cells of a row; the last one is that on the horizontal axis."""
+    by_problem: Means = field(default_factory=dict)
+    """Shares, whose mean it is; empty where its estimate is ``given``."""
+    given: IntervalEstimate | None = None
+    more: tuple[float, ...] = ()
+    """Further cells of its row."""
+
+    @property
+    def estimate(self) -> IntervalEstimate:
+        return self.given or mean_of_shares(self.by_problem)
+
+    @property
+    def index(self) -> int:
+        return int(self.at[0])
+
+    @property
+    def x(self) -> float:
+        return self.at[-1]
+
+    @property
+    def row(self) -> tuple[Cell, ...]:
+        return (*self.at, *self.estimate.cells, *self.more)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Rows of a table, and a line of a figure."""
+
+    names: tuple[str, ...]
+    """The first cells of its rows: the model's name, and what is measured of it."""
+    points: tuple[Point, ...]
+
+    @property
+    def model(self) -> str:
+        return self.names[0]
+
+    @property
+    def estimates(self) -> list[IntervalEstimate]:
+        return [point.estimate for point in self.points]
+
+    def line(self, label: str = "", **look: Any) -> Line:
+        """By default the label is the model's name."""
+        drawn = line_of(label or self.model, [point.x for point in self.points], self.estimates)
+        return replace(drawn, **look)
+
+
+@dataclass(frozen=True)
 class Analysis:
     tables: tuple[DataTable, ...]
     """All numbers, a CSV file each."""
@@ -36,6 +86,23 @@ class Analysis:
     verdicts: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     """On what was left out, or how to read the numbers."""
+
+
+def table_of_curves(name: str, columns: Sequence[str], curves: Iterable[Curve]) -> DataTable:
+    rows = ((*curve.names, *point.row) for curve in curves for point in curve.points)
+    return DataTable(name, tuple(columns), tuple(rows))
+
+
+def figure_of_curves(
+    name: str, title: str, x_label: str, y_label: str, curves: Sequence[Curve], **look: Any
+) -> LineFigure:
+    """A line for each model; ``look`` are further fields of the panel."""
+    return LineFigure(name, (Panel(title, x_label, y_label, tuple(curve.line() for curve in curves), **look),))
+
+
+def title_of(what: str, curves: Sequence[Curve]) -> str:
+    """It names a model that stands alone."""
+    return what if len(curves) > 1 else f"{what} of {curves[0].model}"
 
 
 def write_analysis(analysis: Analysis, directory: Path) -> list[Path]:
@@ -72,10 +139,6 @@ def _text(cell: Cell) -> str:
     return str(cell)
 
 
-def interval_cells(estimate: IntervalEstimate) -> tuple[float, float, float]:
-    return estimate.mean, estimate.low, estimate.high
-
-
 def gain_table(
     name: str, columns: Sequence[str], gains: Sequence[tuple[tuple[Cell, ...], MeanGain]]
 ) -> tuple[DataTable, list[float]]:
@@ -83,10 +146,7 @@ def gain_table(
     first cells of its row.
     """
     corrected = holm([gain.p_value for _, gain in gains])
-    rows = [
-        (*cells, *interval_cells(gain.interval), gain.p_value, p)
-        for (cells, gain), p in zip(gains, corrected, strict=True)
-    ]
+    rows = [(*cells, *gain.interval.cells, gain.p_value, p) for (cells, gain), p in zip(gains, corrected, strict=True)]
     return DataTable(name, (*columns, "low", "high", "p", "corrected_p"), tuple(rows)), corrected
 
 
@@ -113,13 +173,6 @@ def comparisons_with_first(
         ]
     return tuple(
         f"{measure.name}, {comparison.second.name} against {comparison.first.name}: "
-        f"{interval_text(comparison.gain.interval, signed=True)}, {verdict(comparison)}"
+        f"{comparison.gain.interval.decimals('+.3f')}, {verdict(comparison)}"
         for comparison in comparisons
     )
-
-
-def interval_text(estimate: IntervalEstimate, digits: int = 3, *, signed: bool = False) -> str:
-    """A text such as ``0.412 (0.35 to 0.47)``."""
-    sign = "+" if signed else ""
-    mean, low, high = (f"{number:{sign}.{digits}f}" for number in interval_cells(estimate))
-    return f"{mean} ({low} to {high})" if math.isfinite(estimate.low) else f"{mean} (no interval)"
