@@ -85,10 +85,10 @@ def prepare(
     from mrt_hpc.datasets.columns import Asked
     from mrt_hpc.datasets.conversion import Order
     from mrt_hpc.datasets.conversion import prepare as prepare_file
-    from mrt_hpc.datasets.sources import Selection, TextFormat
+    from mrt_hpc.datasets.sources import Selection
 
-    selection, form = Selection(revision, config, split), TextFormat(delimiter, encoding)
-    _print_prepared(prepare_file(Order(source, output, selection, Asked(**columns), form, drop_bad, force)))
+    selection = Selection(revision, config, split, delimiter, encoding)
+    _print_prepared(prepare_file(Order(source, output, selection, Asked(**columns), drop_bad, force)))
 
 
 @data.command(short_help="Check data files.")
@@ -221,12 +221,13 @@ def _print_checked(report: "CheckReport") -> None:
 
     kinds = [kind for kind in FindingKind if any(finding.kind is kind for finding in report.findings)]
     counted = ("problems", *(kind.title for kind in kinds))
-    table = table_of("what was found in each file, and in two files", "files", *counted, right=counted)
-    for files in [*((file.file,) for file in report.files), *report.compared]:
-        problems = next((str(file.problems) for file in report.files if (file.file,) == files), "")
-        counts = [report.count(kind, *files) for kind in kinds]
-        if problems or any(counts):
-            table.add_row(" and ".join(files), problems, *(str(count or "") for count in counts))
+    sharing = [files for files in report.compared if any(report.count(kind, *files) for kind in kinds)]
+    title = f"files, and the {len(sharing)} of {len(report.compared)} pairs of them that share problems"
+    table = table_of(title, "files", *counted, right=counted)
+    problems = {(file.file,): str(file.problems) for file in report.files}
+    for files in (*problems, *sharing):
+        counts = (report.count(kind, *files) for kind in kinds)
+        table.add_row(" and ".join(files), problems.get(files, ""), *(str(count or "") for count in counts))
     Terminal(sys.stdout).print(table)
     for kind in kinds:
         found = [finding for finding in report.findings if finding.kind is kind]

@@ -185,8 +185,10 @@ def problem_text(value: object, column: str) -> str:
     return plain_text(_message(value, column, "user") if isinstance(value, list) else value, column)
 
 
-def is_chat(value: object) -> bool:
-    return isinstance(value, list) and any(isinstance(part, dict) and {"role", "from"} & {*part} for part in value)
+def solution_of(value: object, column: str) -> object:
+    """Of a list of messages, the one of the assistant; anything else stays."""
+    chat = isinstance(value, list) and any(isinstance(part, dict) and {"role", "from"} & {*part} for part in value)
+    return _message(value, column, "assistant") if chat else value
 
 
 def _message(value: object, column: str, role: str) -> object:
@@ -207,8 +209,6 @@ def gold_answer(value: object, columns: Columns, choices: "Choices | None") -> G
         BadRowError: one of them makes no answer, or there are several of which all may be meant.
     """
     read = answer_text if choices is None else choices.letter
-    if is_chat(value):
-        value = _message(value, columns.answer, "assistant")
     listed = value if isinstance(value, list) and value else [value]
     golds = tuple(dict.fromkeys(read(item, columns.answer) for item in listed))
     if len(golds) > 1 and not columns.any_answer:

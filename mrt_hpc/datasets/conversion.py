@@ -5,6 +5,8 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,9 +25,10 @@ from mrt_hpc.datasets.columns import (
     plain_text,
     problem_text,
     require_read,
+    solution_of,
     value_of,
 )
-from mrt_hpc.datasets.sources import DataSource, Row, Selection, TextFormat, open_source, read_rows
+from mrt_hpc.datasets.sources import DataSource, Selection, open_source, read_rows
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.run.atomic import checksums, write_text
 from mrt_hpc.run.problems import problem_lines
@@ -68,17 +71,16 @@ class Sample:
 
     def of(self, problems: Iterable[Problem]) -> list[Problem]:
         """In the order of the problems; all of them where there are too few."""
-        heap: list[tuple[int, int, Problem]] = []
-        taken: set[int] = set()
+        smallest = heapq.nsmallest(self.problems, self._keyed(problems))
+        return [problem for _, _, problem in sorted(smallest, key=itemgetter(1))]
+
+    def _keyed(self, problems: Iterable[Problem]) -> Iterator[tuple[int, int, Problem]]:
+        """The first problem of each text, with its key and its number."""
+        seen: set[int] = set()
         for number, problem in enumerate(problems):
-            key = self._key(problem)
-            if key in taken or (len(heap) == self.problems and -heap[0][0] <= key):
-                continue
-            taken.add(key)
-            heapq.heappush(heap, (-key, number, problem))
-            if len(heap) > self.problems:
-                taken.remove(-heapq.heappop(heap)[0])
-        return [problem for _, _, problem in sorted(heap, key=lambda entry: entry[1])]
+            if (key := self._key(problem)) not in seen:
+                seen.add(key)
+                yield key, number, problem
 
     def _key(self, problem: Problem) -> int:
         return int.from_bytes(hashlib.sha256(f"{self.seed}\n{problem.problem}".encode()).digest())
@@ -142,7 +144,6 @@ class Order:
     selection: Selection = field(default_factory=Selection)
     columns: Asked | Columns = field(default_factory=Asked)
     """Columns that are known hold all that problems need, as those of the paper's data sets."""
-    form: TextFormat = field(default_factory=TextFormat)
     drop_bad: bool = False
     """Whether rows that make no problem are left out; otherwise the first of them is an error."""
     force: bool = False
@@ -177,7 +178,10 @@ class Prepared:
 
 def prepare(order: Order) -> Prepared:
     """The record of the source is written first: a command stopped between the two can be repeated."""
-    _refuse_existing(order)
+    if order.output.exists() and not order.force:
+        raise UserError(
+            "the output is there already", value=str(order.output), advice="name another, or replace it with --force"
+        )
     source = open_source(order.source, order.selection)
     if order.output.exists() and any(order.output.samefile(file.path) for file in source.files):
         raise UserError("the output would replace the source", value=str(order.output), advice="name another output")
@@ -193,20 +197,13 @@ def prepare(order: Order) -> Prepared:
     return Prepared(order.output, record, tuple(rows.bad), tuple(unread), tuple(rows.doubtful))
 
 
-def _refuse_existing(order: Order) -> None:
-    if order.output.exists() and not order.force:
-        raise UserError(
-            "the output is there already", value=str(order.output), advice="name another, or replace it with --force"
-        )
-
-
 def _find_columns(source: DataSource, order: Order) -> tuple[Columns, list[str]]:
     """And those that are not read: all rows are looked at, as a column may be missing in the first ones."""
     if isinstance(order.columns, Columns):
         return order.columns, []
     filled: dict[str, bool] = {}
-    for row in (row for file in source.files for row in read_rows(file, order.form)):
-        for name, value in row.value.items() if isinstance(row.value, dict) else ():
+    for _, row in chain.from_iterable(read_rows(file, order.selection) for file in source.files):
+        for name, value in row.items() if isinstance(row, dict) else ():
             filled[name] = filled.get(name, False) or _holds_anything(value)
     if not filled:
         raise UserError("the source holds no rows with columns", where=order.source, advice="name another source")
@@ -240,34 +237,35 @@ class _Rows:
     def problems(self) -> Iterator[Problem]:
         needed = self.columns.read + ([self.order.keep.column] if self.order.keep else [])
         known = needed if isinstance(self.order.columns, Columns) else None
-        for row in (row for file in self.source.files for row in read_rows(file, self.order.form, known)):
+        files = self.source.files
+        for where, row in chain.from_iterable(read_rows(file, self.order.selection, known) for file in files):
             self.count += 1
             try:
-                problem = self._problem(row)
+                problem = self._problem(where, row)
             except BadRowError as error:
-                self.bad.append(f"{row.where}: {error}")
+                self.bad.append(f"{where}: {error}")
                 continue
             if problem is not None:
                 self.good += 1
                 yield problem
 
-    def _problem(self, row: Row) -> Problem | None:
+    def _problem(self, where: str, row: object) -> Problem | None:
         """None for a row that is not taken. A new id counts the rows of the source, so that a row left out changes no
         other id.
         """
-        if not isinstance(row.value, dict):
-            raise BadRowError(f"the row is of type {type(row.value).__name__}: it takes an object with columns")
-        if self.order.keep is not None and not self.order.keep.keeps(row.value):
+        if not isinstance(row, dict):
+            raise BadRowError(f"the row is of type {type(row).__name__}: it takes an object with columns")
+        if self.order.keep is not None and not self.order.keep.keeps(row):
             return None
-        value = partial(value_of, row.value)
-        columns, answer = self.columns, value(self.columns.answer)
+        value = partial(value_of, row)
+        columns, answer = self.columns, solution_of(value(self.columns.answer), self.columns.answer)
         problem = _join_parts([(value(name), name) for name in columns.problem_columns])
         choices = None if columns.choices is None else Choices.of(value(columns.choices), columns.choices)
         gold = gold_answer(answer, columns, choices)
         made = f"{self.order.stem or self.order.output.stem}-{self.count - 1}"
         name = made if columns.id is None else self._id(value(columns.id), columns.id)
         if isinstance(self.order.columns, Asked) and boxes_differ(answer):
-            self.doubtful.append(row.where)
+            self.doubtful.append(where)
         return Problem(name, problem if choices is None else choices.append_to(problem), gold)
 
     def _id(self, value: object, column: str) -> str:

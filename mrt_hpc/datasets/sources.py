@@ -48,16 +48,12 @@ OTHER_DELIMITER = "correct that row; or name what separates the cells, as in --d
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of a data set that the user asked for; None where there is no choice."""
+    """The part of a data set that the user asked for, and how its texts are read; None where there is no choice."""
 
     revision: str | None = None
     """Branch, tag or commit of a repository of the hub."""
     config: str | None = None
     split: str | None = None
-
-
-@dataclass(frozen=True)
-class TextFormat:
     delimiter: str | None = None
     """Of a CSV file, ``tab`` too; None takes what its ending says."""
     encoding: str = "utf-8-sig"
@@ -103,7 +99,7 @@ def open_source(name: str, selection: Selection) -> DataSource:
     return DataSource(name, (SourceFile(name, path),))
 
 
-def _refuse_options(given: Selection | TextFormat, kind: str, *options: str) -> None:
+def _refuse_options(given: Selection, kind: str, *options: str) -> None:
     for option in options:
         if (value := getattr(given, option)) is not None:
             raise UserError(
@@ -206,16 +202,11 @@ def choose(path: str, asked: Selection, where: str, commit: str | None = None) -
 # -- reading rows ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Row:
-    """Before its columns are read."""
-
-    where: str
-    """The file, and the line, item or row in it, counted from 1."""
-    value: object
+Row = tuple[str, object]
+"""The file, and the line, item or row in it, counted from 1; and what stands there."""
 
 
-def read_rows(file: SourceFile, form: TextFormat = TextFormat(), columns: Sequence[str] | None = None) -> Iterator[Row]:
+def read_rows(file: SourceFile, asked: Selection = Selection(), columns: Sequence[str] | None = None) -> Iterator[Row]:
     """The rows of one file, in order. ``columns``: those of a parquet file that are needed, which saves time and
     memory; None reads all.
     """
@@ -226,10 +217,10 @@ def read_rows(file: SourceFile, form: TextFormat = TextFormat(), columns: Sequen
         raise UserError("not a data file that can be read", value=file.name, expected=ONE_KIND)
     number = 0
     try:
-        values = _parquet(file, columns) if kind == ".parquet" else _texts(file, kind, form)
+        values = _parquet(file, columns) if kind == ".parquet" else _texts(file, kind, asked)
         for number, value in enumerate(values, start=1):
             if value is not BLANK:
-                yield Row(f"{file.name}, {KINDS[kind]} {number}", value)
+                yield f"{file.name}, {KINDS[kind]} {number}", value
     except (ArrowException, OSError, ValueError, RecursionError, OverflowError, InvalidOperation, csv.Error) as error:
         if is_of_the_filesystem(error):
             raise
@@ -251,15 +242,15 @@ def kind_of(name: str) -> str:
     return inner if path.suffix in COMPRESSED and inner != ".parquet" else path.suffix
 
 
-def _texts(file: SourceFile, kind: str, form: TextFormat) -> Iterator[object]:
+def _texts(file: SourceFile, kind: str, asked: Selection) -> Iterator[object]:
     """The objects of a file that is decompressed as its ending says."""
     import pyarrow as pa
 
     if KINDS[kind] != "row":
-        _refuse_options(form, f"a file of the kind {kind}", "delimiter")
+        _refuse_options(asked, f"a file of the kind {kind}", "delimiter")
     with pa.input_stream(str(file.path), compression="detect") as stream:
         try:
-            text = TextIOWrapper(stream, form.encoding, newline="")
+            text = TextIOWrapper(stream, asked.encoding, newline="")
         except LookupError as error:
             raise UserError(str(error), advice=OTHER_ENCODING) from error
         if kind == ".json":
@@ -267,7 +258,7 @@ def _texts(file: SourceFile, kind: str, form: TextFormat) -> Iterator[object]:
         elif KINDS[kind] == "line":
             yield from map(_parse_json, limited_lines(text, file.name))
         else:
-            yield from _csv(file, text, form.delimiter or {".csv": ",", ".tsv": "\t"}[kind])
+            yield from _csv(file, text, asked.delimiter or {".csv": ",", ".tsv": "\t"}[kind])
 
 
 def _json(file: SourceFile, text: TextIO) -> Iterator[object]:

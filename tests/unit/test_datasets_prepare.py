@@ -22,7 +22,7 @@ from hub_server import COMMIT, Faults, Repository, serving
 import mrt_hpc
 from mrt_hpc.datasets.columns import Asked, BadRowError, Columns, find_columns, gold_answer, problem_text
 from mrt_hpc.datasets.conversion import Order, Sample, SourceRecord, prepare, record_file
-from mrt_hpc.datasets.named import BY_NAME, SOURCES, NamedSource, fetch_command, fetch_data
+from mrt_hpc.datasets.named import BY_NAME, ORDERS, fetch_command, fetch_data
 from mrt_hpc.datasets.sources import Selection, choose, hub_name
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.recipe.load import load_recipe
@@ -423,7 +423,7 @@ FILES = {
     "di-zhang-fdu/AIME_1983_2024": {"AIME_Dataset_1983_2024.csv": AIME.encode(), "README.md": b"# AIME"},
 }
 """Data sets of the layout, the columns and, but for NuminaMath, the numbers of rows of those on the hub."""
-REVISIONS = {source.repository: source.revision for source in SOURCES}
+REVISIONS = {hub_name(o.source, Selection())[0]: str(hub_name(o.source, Selection())[1].revision) for o in ORDERS}
 SHARDS = {
     "README.md": b"# no front matter\n",
     "data/train-00000-of-00001.parquet": parquet(FLOATS[:1]),
@@ -491,13 +491,13 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("source", [s for s in SOURCES if s.sample is None], ids=lambda source: source.name)
-def test_each_name_gives_its_problems(source: NamedSource, hub: dict[str, str]) -> None:
-    on_hub(hub, "fetch", source.name)
-    found, record = of(source.name)
-    assert len(found) == source.problems
-    assert (record.source, record.revision, record.split) == (source.source, source.revision, source.split)
-    number, problem = FOUND.get(source.name, (0, found[0]))
+@pytest.mark.parametrize("order", [order for order in ORDERS if order.sample is None], ids=lambda order: order.about)
+def test_each_name_gives_its_problems(order: Order, hub: dict[str, str]) -> None:
+    name = order.output.stem
+    on_hub(hub, "fetch", name)
+    found, record = of(name)
+    assert (len(found), record.source) == (order.problems, order.source)
+    number, problem = FOUND.get(name, (0, found[0]))
     assert found[number] == problem
     assert not any(problem.id.startswith("2024-") for problem in found), "AIME ends with 2023"
 
