@@ -50,7 +50,7 @@ def data() -> None:
 @click.option("--config", help="The configuration of a data set that has several.")
 @click.option("--revision", help="Branch, tag or commit of a data set of the hub. Default: its main branch.")
 @click.option("--delimiter", metavar="SIGN", help="What separates the cells of a CSV file, as ';' or tab.")
-@click.option("--encoding", default="utf-8-sig", help="Of a text, as latin-1 or utf-16. Default: UTF-8.")
+@click.option("--encoding", help="Of a text, as latin-1 or utf-16. Default: UTF-8.")
 @click.option("--drop-bad", is_flag=True, help="Leave out rows that make no problem, and list them.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def prepare(
@@ -60,7 +60,7 @@ def prepare(
     config: str | None,
     revision: str | None,
     delimiter: str | None,
-    encoding: str,
+    encoding: str | None,
     drop_bad: bool,
     force: bool,
     **columns: Any,
@@ -131,10 +131,9 @@ def check(files: tuple[Path, ...], against: tuple[Path, ...], verifier: str, mod
       mrt-hpc data check data/quiz.jsonl --verifier choice --json
     """
 
-    from mrt_hpc.datasets.check import Check
     from mrt_hpc.datasets.check import check as check_files
 
-    report = check_files(Check(files, against, verifier, model))
+    report = check_files(files, against, verifier, model)
     if as_json:
         echo_json({"clean": report.clean, **asdict(report)})
     else:

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from itertools import combinations, product
@@ -313,8 +313,8 @@ def _finding(kind: FindingKind, entries: list[Entry], overlap: float | None = No
 
 
 _VERIFIER: TypeAdapter[VerifierSettings] = TypeAdapter(Annotated[VerifierSettings, VERIFIERS])
-PROCESSES = min(4, len(os.sched_getaffinity(0)))
-"""Grader processes; their number changes no finding."""
+GRADING = Grading(processes=min(4, len(os.sched_getaffinity(0))))
+"""The number of processes changes no finding."""
 USUAL_SPECIAL = re.compile(
     r"<[|｜][^|｜<>\s]{1,40}[|｜]>|</?(?:s|think)>|<(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>|\[/?INST\]"
 )
@@ -325,46 +325,35 @@ TAGS = ("<think>", "</think>")
 """Tags of thoughts, which no problem should hold, special or not."""
 
 
-@dataclass(frozen=True)
-class Check:
-    files: tuple[Path, ...]
-    against: tuple[Path, ...] = ()
-    """Files whose problems may not stand in ``files``; of these, only unreadable lines are reported."""
-    verifier: str = "math"
-    """As in a recipe: its type alone, or its fields in braces. Classes and functions of the user's own may lie in the
-    working directory.
+def check(
+    files: Sequence[Path], against: Sequence[Path] = (), verifier: str = "math", model: Path | None = None
+) -> CheckReport:
+    """Check files by themselves and with each other.
+
+    Args:
+        against: files whose problems may not stand in ``files``; of these, only unreadable lines are reported.
+        verifier: as in a recipe, its type alone, or its fields in braces. Classes and functions of the user's own may
+            lie in the working directory.
+        model: a directory whose special tokens no problem may hold; None looks for those of many models.
     """
-    model: Path | None = None
-    """A directory whose special tokens no problem may hold; None looks for those of many models."""
-    grading: Grading = field(default_factory=lambda: Grading(processes=PROCESSES))
-
-
-def check(asked: Check) -> CheckReport:
-    verifier = _verifier(asked.verifier, asked.grading)
-    files, against = _load_files(asked)
-    findings = [finding for loaded in (*files, *against) for finding in loaded.findings]
-    for loaded in files:
-        findings += repeated_ids(loaded)
-    findings += repeated_problems(files, against)
-    entries = [entry for loaded in files for entry in loaded.entries]
-    findings += _faulty_golds(entries, verifier, asked.grading)
-    findings += _marks(entries, asked.model)
+    judge = _verifier(verifier)
+    own = {path.resolve(): path for path in files}
+    others = {path.resolve(): path for path in against if path.resolve() not in own}
+    loaded, compared = [load(path) for path in own.values()], [load(path) for path in others.values()]
+    entries = [entry for one in loaded for entry in one.entries]
+    findings = [finding for one in (*loaded, *compared) for finding in one.findings]
+    for one in loaded:
+        findings += repeated_ids(one)
+    findings += [*repeated_problems(loaded, compared), *_faulty_golds(entries, judge), *_marks(entries, model)]
     return CheckReport(
-        files=tuple(loaded.about for loaded in files),
-        against=tuple(loaded.about for loaded in against),
-        compared=tuple((one.file, other.file) for one, other in [*combinations(files, 2), *product(files, against)]),
+        files=tuple(one.about for one in loaded),
+        against=tuple(one.about for one in compared),
+        compared=tuple((a.file, b.file) for a, b in [*combinations(loaded, 2), *product(loaded, compared)]),
         findings=tuple(findings),
     )
 
 
-def _load_files(asked: Check) -> tuple[list[LoadedSet], list[LoadedSet]]:
-    """The files, and those to compare with that are not among them; each is read once."""
-    files = {path.resolve(): path for path in asked.files}
-    against = {path.resolve(): path for path in asked.against if path.resolve() not in files}
-    return [load(path) for path in files.values()], [load(path) for path in against.values()]
-
-
-def _verifier(text: str, grading: Grading) -> Verifier:
+def _verifier(text: str) -> Verifier:
     try:
         content, _ = parse_yaml(text)
         import_from(Path.cwd(), {"verifier": content})
@@ -379,15 +368,13 @@ def _verifier(text: str, grading: Grading) -> Verifier:
             "in '{type: choice, choices: 5}'",
             advice="--verifier math, or mrt-hpc fields data",
         ) from error
-    return require_kind(settings, Verifier).with_defaults(grading)
+    return require_kind(settings, Verifier).with_defaults(GRADING)
 
 
-def _faulty_golds(entries: Sequence[Entry], verifier: Verifier, grading: Grading) -> Iterator[Finding]:
+def _faulty_golds(entries: Sequence[Entry], verifier: Verifier) -> Iterator[Finding]:
     """Gold answers of no use, and those that are probably misread."""
     golds = [(entry, gold) for entry in entries for gold in golds_of(entry.problem.answer)]
-    faults = gold_faults(
-        list(dict.fromkeys(gold for _, gold in golds)), verifier, partial(_opened_pool, verifier, grading)
-    )
+    faults = gold_faults(list(dict.fromkeys(gold for _, gold in golds)), verifier, partial(_opened_pool, verifier))
     for entry, gold in golds:
         if (fault := faults.get(gold)) is GoldFault.UNREADABLE:
             yield Finding(FindingKind.UNREADABLE_ANSWER, (entry.place,), gold)
@@ -424,7 +411,7 @@ def _special_of(model: Path) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True) if token))
 
 
-def _opened_pool(verifier: Verifier, grading: Grading) -> "GraderPool":
+def _opened_pool(verifier: Verifier) -> "GraderPool":
     """On a login node the grader may not be installed."""
     try:
         from mrt_hpc.domains.grader_queue import GraderPool
@@ -435,4 +422,4 @@ def _opened_pool(verifier: Verifier, grading: Grading) -> "GraderPool":
             expected="the packages that env/setup installs",
             advice="type the command with the .venv of env/setup; or check all but the answers: --verifier exact",
         ) from error
-    return GraderPool(verifier, grading.processes, grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib)
+    return GraderPool(verifier, GRADING.processes, GRADING.time_limit_s, memory_limit_gib=GRADING.memory_limit_gib)

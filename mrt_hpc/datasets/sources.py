@@ -30,12 +30,14 @@ _NAME = re.compile(
 ONE_KIND = "a file of JSON lines (.jsonl), JSON (.json), parquet (.parquet) or CSV (.csv, .tsv); texts also .gz or .zst"
 KINDS = {".jsonl": "line", ".ndjson": "line", ".json": "item", ".csv": "row", ".tsv": "row", ".parquet": "row"}
 """What a file of each ending consists of."""
+TABLES = {".csv": ",", ".tsv": "\t"}
+"""What separates their cells."""
 COMPRESSED = (".gz", ".zst")
 """Behind the ending of a text."""
 OF_A_CARD = (ValueError, TypeError, AttributeError, LookupError, RuntimeError)
 """Raised by ``datasets`` for a card whose fields have other types, and for a folder with a program of its name."""
-DELIMITERS = {";": ";", "\t": "tab", "|": "|"}
-"""Of CSV files, and as an option names them."""
+TAB = ("tab", "\\t")
+"""What a shell takes for the sign itself."""
 LARGEST_JSON = 2**30
 """Bytes, decompressed."""
 PARQUET_ROWS = 1000
@@ -56,8 +58,8 @@ class Selection:
     split: str | None = None
     delimiter: str | None = None
     """Of a CSV file, ``tab`` too; None takes what its ending says."""
-    encoding: str = "utf-8-sig"
-    """With or without a mark of the byte order."""
+    encoding: str | None = None
+    """Of a text; None takes UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,10 @@ def read_rows(file: SourceFile, asked: Selection = Selection(), columns: Sequenc
     kind = kind_of(file.path.name)
     if kind not in KINDS or not file.path.is_file():
         raise UserError("not a data file that can be read", value=file.name, expected=ONE_KIND)
+    if kind not in TABLES:
+        _refuse_options(asked, f"a {kind} file", "delimiter")
+    if kind == ".parquet":
+        _refuse_options(asked, f"a {kind} file", "encoding")
     number = 0
     try:
         values = _parquet(file, columns) if kind == ".parquet" else _texts(file, kind, asked)
@@ -246,19 +252,17 @@ def _texts(file: SourceFile, kind: str, asked: Selection) -> Iterator[object]:
     """The objects of a file that is decompressed as its ending says."""
     import pyarrow as pa
 
-    if KINDS[kind] != "row":
-        _refuse_options(asked, f"a file of the kind {kind}", "delimiter")
     with pa.input_stream(str(file.path), compression="detect") as stream:
         try:
-            text = TextIOWrapper(stream, asked.encoding, newline="")
+            text = TextIOWrapper(stream, asked.encoding or "utf-8-sig", newline="")
         except LookupError as error:
             raise UserError(str(error), advice=OTHER_ENCODING) from error
         if kind == ".json":
             yield from _json(file, text)
-        elif KINDS[kind] == "line":
-            yield from map(_parse_json, limited_lines(text, file.name))
+        elif kind in TABLES:
+            yield from _csv(file, text, asked.delimiter or TABLES[kind])
         else:
-            yield from _csv(file, text, asked.delimiter or {".csv": ",", ".tsv": "\t"}[kind])
+            yield from map(_parse_json, limited_lines(text, file.name))
 
 
 def _json(file: SourceFile, text: TextIO) -> Iterator[object]:
@@ -291,19 +295,18 @@ def _parse_json(text: str) -> Any:
 
 def _csv(file: SourceFile, text: TextIO, delimiter: str) -> Iterator[object]:
     csv.field_size_limit(LONGEST_LINE)  # that of Python is shorter than some solutions
-    separator = next((sign for sign, name in DELIMITERS.items() if name == delimiter), delimiter)
-    if len(separator) != 1:
+    if len(separator := "\t" if delimiter in TAB else delimiter) != 1:
         raise UserError("a delimiter is one character", value=delimiter, advice=OTHER_DELIMITER)
     reader = csv.DictReader(limited_lines(text, file.name), delimiter=separator, strict=True)
     names = [name for name in reader.fieldnames or () if name]
     if twice := first_repeated(names):
         raise ValueError(f"column {twice} stands there twice")
-    if other := [sign for sign in (",", *DELIMITERS) if len(names) == 1 and sign != separator and sign in names[0]]:
+    if len(names) == 1 and (others := [sign for sign in ",;|\t" if sign in names[0]]):
         raise UserError(
             "the cells are separated by another character",
             where=file.name,
             value=names[0],
-            advice=Advice("--delimiter {name}", name=DELIMITERS.get(other[0], other[0])),
+            advice=Advice("--delimiter {sign}", sign=others[0].replace("\t", TAB[0])),
         )
     for value in reader:
         if None in value or None in value.values():

@@ -13,7 +13,7 @@ from commands import refusal, typed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrt_hpc.datasets.check import GRAM_WORDS, Check, CheckReport, FindingKind, SimilarPair, check, similar_pairs, words
+from mrt_hpc.datasets.check import GRAM_WORDS, CheckReport, FindingKind, SimilarPair, check, similar_pairs, words
 from mrt_hpc.datasets.conversion import Order, prepare, record_file
 from mrt_hpc.errors import ExitCode
 
@@ -36,7 +36,7 @@ def written(name: str, *rows: tuple[str, str, str | list[str]]) -> Path:
 
 
 def checked(*files: Path, against: Sequence[Path] = (), verifier: str = "exact", **options: Path) -> CheckReport:
-    return check(Check(files, tuple(against), verifier, **options))
+    return check(files, against, verifier, **options)
 
 
 def printed(*arguments: str | Path, code: ExitCode = ExitCode.FATAL) -> str:
@@ -215,9 +215,14 @@ def test_findings_end_with_status_2_and_are_counted_and_listed_or_whole_as_json(
     train = written("train.jsonl", ("t1", "What is 1+1?", "2"), ("t1", "what is 1 + 1", "2"))
     test = written("test.jsonl", ("b1", "What is 1+1?", "2"))
     shown = printed(train, "--against", test)
-    for line in ("1 of 1 pairs", "\n  line 1 (t1), line 2 (t1)\n", "line 1 (t1), line 2 (t1), line 1 (b1)\n", "3 find"):
+    for line in (
+        "the 1 of 1 pairs",
+        "\n  line 1 (t1), line 2 (t1)\n",
+        "line 1 (t1), line 2 (t1), line 1 (b1)\n",
+        "3 find",
+    ):
         assert line in shown
-    assert "│ train.jsonl │ test.jsonl │ 1 │ │" in " ".join(shown.split()), "one problem in both, and no similar one"
+    assert "│ train.jsonl and test.jsonl │ │ │ │ 1 │" in " ".join(shown.split()), "one problem is in both"
     printed(test, code=ExitCode.OK)
     path = written("a.jsonl", *((str(number), f"number {number % 12}", "1") for number in range(24)))
     assert "2 more; --json" in printed(path)
