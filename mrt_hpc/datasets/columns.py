@@ -13,9 +13,10 @@ from mrt_hpc.domains.verifiers import LETTERS
 from mrt_hpc.errors import Advice, UserError, nearest
 from mrt_hpc.run.records import Gold
 
-CHAT_NAMES = ("messages", "conversations")
-PROBLEM_NAMES = ("problem", "question", "prompt", "query", *CHAT_NAMES)
-SOLUTION_NAMES = ("solution", *CHAT_NAMES)
+CHATS = {"messages": "content", "conversations": "value"}
+"""Columns of messages, and where each message has its text."""
+PROBLEM_NAMES = ("problem", "question", "prompt", "query", *CHATS)
+SOLUTION_NAMES = ("solution", *CHATS)
 r"""Columns of whole solutions, whose last ``\boxed{}`` holds the answer."""
 ANSWER_NAMES = (
     "answer", "final_answer", "expected_answer", "gold_answer", "ground_truth", "gold", *SOLUTION_NAMES
@@ -231,7 +232,7 @@ def answer_text(value: object, column: str) -> str:
     answer = marked[1] if marked else extract_answer(text)
     name = column.split(".")[-1].lower()
     if answer is None and name in SOLUTION_NAMES:
-        whole = f": --answer {column}.1.content takes the second message as it is" if name in CHAT_NAMES else ""
+        whole = f": --answer {column}.1.{CHATS[name]} takes the second message as it is" if name in CHATS else ""
         raise BadRowError(rf"{column} has no \boxed{{}} with an answer in it{whole}")
     return plain_text(text if answer is None else answer, column)
 

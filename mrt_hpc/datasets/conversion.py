@@ -295,7 +295,11 @@ def _refuse_wrong(order: Order, rows: _Rows, problems: int) -> None:
             advice="correct the source, or leave such rows out with --drop-bad",
         )
     if not problems:
-        raise UserError("no row makes a problem", where=order.source, advice="name the columns: --problem, --answer")
+        raise UserError(
+            f"no row makes a problem: {rows.bad[0] if rows.bad else 'none is taken'}",
+            where=order.source,
+            advice="name the columns: --problem, --answer",
+        )
     if order.problems not in (None, problems):
         raise UserError(
             "the source does not hold what its name promises",
