@@ -221,8 +221,8 @@ def _print_checked(report: "CheckReport") -> None:
     kinds = [kind for kind in FindingKind if any(finding.kind is kind for finding in report.findings)]
     counted = ("problems", *(kind.title for kind in kinds))
     sharing = [files for files in report.compared if any(report.count(kind, *files) for kind in kinds)]
-    title = f"files, and the {len(sharing)} of {len(report.compared)} pairs of them that share problems"
-    table = table_of(title, "files", *counted, right=counted)
+    pairs = f", and {len(sharing)} of {len(report.compared)} pairs that share problems" if report.compared else ""
+    table = table_of(f"each file{pairs}", "files", *counted, right=counted)
     problems = {(file.file,): str(file.problems) for file in report.files}
     for files in (*problems, *sharing):
         counts = (report.count(kind, *files) for kind in kinds)

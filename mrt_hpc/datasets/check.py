@@ -200,16 +200,9 @@ LEAST_OVERLAP = 0.8
 _ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
-class SimilarPair:
-    first: int
-    second: int
-    overlap: float
-
-
-def similar_pairs(texts: Sequence[tuple[str, ...]], least: float = LEAST_OVERLAP) -> list[SimilarPair]:
-    """All pairs of texts whose overlap is at least ``least`` (above 0), in order of their indices. Texts of fewer than
-    five words have no overlap.
+def similar_pairs(texts: Sequence[tuple[str, ...]], least: float = LEAST_OVERLAP) -> list[tuple[int, int, float]]:
+    """All pairs of texts whose overlap is at least ``least`` (above 0), by their indices, and the overlap. Texts of
+    fewer than five words have none.
     """
     grams = _rank_grams(texts)
     postings: dict[int, list[int]] = defaultdict(list)
@@ -222,10 +215,10 @@ def similar_pairs(texts: Sequence[tuple[str, ...]], least: float = LEAST_OVERLAP
                 common = len(np.intersect1d(own, grams[other], assume_unique=True))
                 overlap = common / (len(own) + len(grams[other]) - common)
                 if overlap >= least - _ROUNDING:
-                    pairs.append(SimilarPair(min(index, other), max(index, other), overlap))
+                    pairs.append((min(index, other), max(index, other), overlap))
         for gram in prefix:
             postings[gram].append(index)
-    return sorted(pairs, key=lambda pair: (pair.first, pair.second))
+    return sorted(pairs)
 
 
 def _rank_grams(texts: Sequence[tuple[str, ...]]) -> list[np.ndarray]:
@@ -294,13 +287,13 @@ def repeated_problems(files: Sequence[LoadedSet], against: Sequence[LoadedSet]) 
             if file in checked:
                 yield _finding(FindingKind.SHARED_PROBLEM, [*lines[file], *lines[other]])
     texts = list(by_words)
-    for pair in similar_pairs(texts):
-        first, second = by_words[texts[pair.first]], by_words[texts[pair.second]]
+    for number, later, overlap in similar_pairs(texts):
+        first, second = by_words[texts[number]], by_words[texts[later]]
         for file, other in product(first, second):
             if {file, other} & checked:
                 kind = FindingKind.SIMILAR_PROBLEM if file == other else FindingKind.SHARED_SIMILAR_PROBLEM
                 entries = sorted([first[file][0], second[other][0]], key=lambda entry: order.index(entry.place.file))
-                yield _finding(kind, entries, pair.overlap)
+                yield _finding(kind, entries, overlap)
 
 
 def _finding(kind: FindingKind, entries: list[Entry], overlap: float | None = None) -> Finding:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
@@ -79,13 +79,35 @@ class Columns:
     any_answer: bool = False
 
     @property
-    def problem_columns(self) -> list[str]:
-        """In the order in which their texts follow each other."""
-        return self.problem.split("+")
-
-    @property
     def read(self) -> list[str]:
-        return [name for name in (*self.problem_columns, self.answer, self.id, self.choices) if name is not None]
+        names = (*self.problem.split("+"), self.answer, self.id, self.choices)
+        return [name for name in names if name is not None]
+
+    def problem_and_gold(self, row: Mapping[str, Any]) -> tuple[str, Gold]:
+        """The parts of a problem stand below each other; those before the last one may be empty, as a context that few
+        have.
+        """
+        parts = [(value_of(row, name), name) for name in self.problem.split("+")]
+        given = [part for part in parts[:-1] if part[0] is not None and str(part[0]).strip()]
+        problem = "\n\n".join(problem_text(*part) for part in [*given, parts[-1]])
+        if self.choices is None:
+            return problem, gold_answer(self.solution(row), self, answer_text)
+        choices = Choices.of(value_of(row, self.choices), self.choices)
+        return choices.append_to(problem), gold_answer(self.solution(row), self, choices.letter)
+
+    def solution(self, row: Mapping[str, Any]) -> object:
+        """Of a list of messages, the one of the assistant; anything else stays."""
+        value = value_of(row, self.answer)
+        chat = isinstance(value, list) and any(isinstance(part, dict) and {"role", "from"} & {*part} for part in value)
+        return _message(value, self.answer, "assistant") if chat else value
+
+    def boxes_differ(self, row: Mapping[str, Any]) -> bool:
+        """Whether a whole solution has several boxes with different contents, of which the last becomes the answer."""
+        if not isinstance(solution := self.solution(row), str):
+            return False
+        edges = [*(match.start() for match in _BOX.finditer(solution)), len(solution)]
+        boxes = {extract_answer(solution[start:end]) for start, end in pairwise(edges)}
+        return len(boxes - {None}) > 1
 
 
 def find_columns(names: Sequence[str], asked: Asked) -> Columns:
@@ -186,12 +208,6 @@ def problem_text(value: object, column: str) -> str:
     return plain_text(_message(value, column, "user") if isinstance(value, list) else value, column)
 
 
-def solution_of(value: object, column: str) -> object:
-    """Of a list of messages, the one of the assistant; anything else stays."""
-    chat = isinstance(value, list) and any(isinstance(part, dict) and {"role", "from"} & {*part} for part in value)
-    return _message(value, column, "assistant") if chat else value
-
-
 def _message(value: object, column: str, role: str) -> object:
     """The content of the one message of a role, in OpenAI's form or that of ShareGPT."""
     parts = [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
@@ -203,13 +219,12 @@ def _message(value: object, column: str, role: str) -> object:
     return said[0]
 
 
-def gold_answer(value: object, columns: Columns, choices: "Choices | None") -> Gold:
+def gold_answer(value: object, columns: Columns, read: Callable[[object, str], str]) -> Gold:
     """A text, or the letter of a choice. Of several different answers it is each, where any one is right.
 
     Raises:
         BadRowError: one of them makes no answer, or there are several of which all may be meant.
     """
-    read = answer_text if choices is None else choices.letter
     listed = value if isinstance(value, list) and value else [value]
     golds = tuple(dict.fromkeys(read(item, columns.answer) for item in listed))
     if len(golds) > 1 and not columns.any_answer:
@@ -235,15 +250,6 @@ def answer_text(value: object, column: str) -> str:
         whole = f": --answer {column}.1.{CHATS[name]} takes the second message as it is" if name in CHATS else ""
         raise BadRowError(rf"{column} has no \boxed{{}} with an answer in it{whole}")
     return plain_text(text if answer is None else answer, column)
-
-
-def boxes_differ(value: object) -> bool:
-    """Whether a whole solution has several boxes with different contents, of which the last becomes the answer."""
-    if not isinstance(value, str):
-        return False
-    edges = [*(match.start() for match in _BOX.finditer(value)), len(value)]
-    boxes = {extract_answer(value[start:end]) for start, end in pairwise(edges)}
-    return len(boxes - {None}) > 1
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ import hashlib
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -14,20 +13,7 @@ from pydantic import ConfigDict
 
 import mrt_hpc
 from mrt_hpc.analysis.measures import Record
-from mrt_hpc.datasets.columns import (
-    Asked,
-    BadRowError,
-    Choices,
-    Columns,
-    boxes_differ,
-    find_columns,
-    gold_answer,
-    plain_text,
-    problem_text,
-    require_read,
-    solution_of,
-    value_of,
-)
+from mrt_hpc.datasets.columns import Asked, BadRowError, Columns, find_columns, plain_text, require_read, value_of
 from mrt_hpc.datasets.sources import DataSource, Selection, open_source, read_rows
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.run.atomic import checksums, write_text
@@ -74,16 +60,14 @@ class Sample:
         smallest = heapq.nsmallest(self.problems, self._keyed(problems))
         return [problem for _, _, problem in sorted(smallest, key=itemgetter(1))]
 
-    def _keyed(self, problems: Iterable[Problem]) -> Iterator[tuple[int, int, Problem]]:
+    def _keyed(self, problems: Iterable[Problem]) -> Iterator[tuple[bytes, int, Problem]]:
         """The first problem of each text, with its key and its number."""
-        seen: set[int] = set()
+        seen: set[bytes] = set()
         for number, problem in enumerate(problems):
-            if (key := self._key(problem)) not in seen:
+            key = hashlib.sha256(f"{self.seed}\n{problem.problem}".encode()).digest()
+            if key not in seen:
                 seen.add(key)
                 yield key, number, problem
-
-    def _key(self, problem: Problem) -> int:
-        return int.from_bytes(hashlib.sha256(f"{self.seed}\n{problem.problem}".encode()).digest())
 
 
 # -- source record -----------------------------------------------------------------------------------------------------
@@ -257,16 +241,13 @@ class _Rows:
             raise BadRowError(f"the row is of type {type(row).__name__}: it takes an object with columns")
         if self.order.keep is not None and not self.order.keep.keeps(row):
             return None
-        value = partial(value_of, row)
-        columns, answer = self.columns, solution_of(value(self.columns.answer), self.columns.answer)
-        problem = _join_parts([(value(name), name) for name in columns.problem_columns])
-        choices = None if columns.choices is None else Choices.of(value(columns.choices), columns.choices)
-        gold = gold_answer(answer, columns, choices)
-        made = f"{self.order.stem or self.order.output.stem}-{self.count - 1}"
-        name = made if columns.id is None else self._id(value(columns.id), columns.id)
-        if isinstance(self.order.columns, Asked) and boxes_differ(answer):
+        problem, gold = self.columns.problem_and_gold(row)
+        name = f"{self.order.stem or self.order.output.stem}-{self.count - 1}"
+        if self.columns.id is not None:
+            name = self._id(value_of(row, self.columns.id), self.columns.id)
+        if isinstance(self.order.columns, Asked) and self.columns.boxes_differ(row):
             self.doubtful.append(where)
-        return Problem(name, problem if choices is None else choices.append_to(problem), gold)
+        return Problem(name, problem, gold)
 
     def _id(self, value: object, column: str) -> str:
         try:
@@ -277,12 +258,6 @@ class _Rows:
             raise BadRowError(f"{error}: --new-ids gives every row a new one") from error
         self.ids.add(name)
         return name
-
-
-def _join_parts(parts: list[tuple[object, str]]) -> str:
-    """The parts of a problem below each other; those before the last one may be empty, as a context that few have."""
-    given = [part for part in parts[:-1] if part[0] is not None and str(part[0]).strip()]
-    return "\n\n".join(problem_text(*part) for part in [*given, parts[-1]])
 
 
 def _refuse_wrong(order: Order, rows: _Rows, problems: int) -> None:

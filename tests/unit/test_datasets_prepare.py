@@ -24,14 +24,14 @@ from data_files import json_lines, parquet
 from hub_server import COMMIT, Faults, Repository, serving
 
 import mrt_hpc
-from mrt_hpc.datasets.columns import Asked, BadRowError, Columns, find_columns, gold_answer, problem_text
+from mrt_hpc.datasets.columns import Asked, BadRowError, Columns, find_columns
 from mrt_hpc.datasets.conversion import Order, Sample, SourceRecord, prepare, record_file
 from mrt_hpc.datasets.named import BY_NAME, ORDERS, fetch_command, fetch_data
 from mrt_hpc.datasets.sources import Selection, choose, hub_name
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.problems import read_problems
-from mrt_hpc.run.records import Problem
+from mrt_hpc.run.records import Gold, Problem
 
 OUT = Path("mine.jsonl")
 TEXTS = [("What is 1+1?", 2), ("Half of 5?", 2.5), ("Half of 8?", 4.0)]
@@ -139,7 +139,7 @@ ROW = b'{"problem": "x", "answer": "1"}\n'
         ("rows.csv", LATIN, "", "--encoding latin-1"),
         ("rows.csv", LATIN, "--encoding latin-11", "--encoding latin-1,"),
         ("rows.jsonl", ROW.decode().encode("utf-16"), "", "--encoding latin-1, or"),
-        ("rows.jsonl", json_lines([{"messages": CHAT[0]["messages"] * 2}]), "", "2 messages of the assistant"),
+        ("rows.jsonl", json_lines([{"messages": CHAT[0]["messages"] * 2}]), "", "2 messages of the user"),
         ("rows.jsonl", json_lines([{"messages": [{"role": "user", "content": "1+1?"}]}]), "", "0 messages of the"),
         ("rows.jsonl", json_lines(CHAT).replace(b"boxed", b"bold"), "", "--answer messages.1.content"),
         ("rows.jsonl", json_lines(SHARE_GPT).replace(b"####", b"So"), "", "--answer conversations.1.value"),
@@ -253,17 +253,17 @@ def test_a_number_keeps_the_digits_of_its_file() -> None:
 
 
 def test_the_texts_of_values() -> None:
-    answer, solution = Columns("problem", "answer", None), Columns("problem", "solution", None)
+    answer, solution = Columns("problem", "answer"), Columns("problem", "solution")
+
+    def gold(columns: Columns, value: object) -> Gold:
+        return columns.problem_and_gold({"problem": "x", columns.answer: value})[1]
+
     for value, expected in ANSWERS.items():
-        assert gold_answer([*value] if isinstance(value, tuple) else value, answer, None) == expected
-    assert gold_answer(r"First \boxed{1}, so in all \boxed{\frac{1}{2}}.", solution, None) == r"\frac{1}{2}"
+        assert gold(answer, [*value] if isinstance(value, tuple) else value) == expected
+    assert gold(solution, r"First \boxed{1}, so in all \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
     for columns, value in (*((answer, v) for v in NO_ANSWERS), (solution, "so it is 7"), (solution, r"\boxed{ }")):
         with pytest.raises(BadRowError, match=columns.answer):
-            gold_answer(value, columns, None)
-    asked = {"role": "user", "content": "What is 1+1?"}
-    assert problem_text([{"role": "system", "content": "Be brief."}, asked], "prompt") == "What is 1+1?"
-    with pytest.raises(BadRowError):
-        problem_text([asked, asked], "prompt")
+            gold(columns, value)
 
 
 SVAMP = [
