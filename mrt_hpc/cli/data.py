@@ -175,10 +175,13 @@ def fetch(name: str | None, output: Path | None, listing: bool, drop_bad: bool, 
 
 def _print_list() -> None:
     from mrt_hpc.datasets.named import ORDERS
+    from mrt_hpc.datasets.sources import Selection, hub_name
 
     table = table_of("data sets of the paper", "name", "problems", "meaning", "on the hub", right=("problems",))
     for order in ORDERS:
-        table.add_row(order.output.stem, f"{order.problems:,}", order.about, order.source)
+        repository, part = hub_name(order.source, Selection())
+        place = f"{repository}@{(part.revision or '')[:8]}/{part.split}"
+        table.add_row(order.output.stem, f"{order.problems:,}", order.about, place)
     Terminal(sys.stdout).print(table)
     echo("next: mrt-hpc data fetch NAME")
 

@@ -216,7 +216,8 @@ def read_rows(file: SourceFile, asked: Selection = Selection(), columns: Sequenc
 
     kind = kind_of(file.path.name)
     if kind not in KINDS or not file.path.is_file():
-        raise UserError("not a data file that can be read", value=file.name, expected=ONE_KIND)
+        advice = "save a table as .csv, other rows as .jsonl, and name that file"
+        raise UserError("not a data file that can be read", value=file.name, expected=ONE_KIND, advice=advice)
     if kind not in TABLES:
         _refuse_options(asked, f"a {kind} file", "delimiter")
     if kind == ".parquet":
