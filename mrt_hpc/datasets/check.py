@@ -152,22 +152,24 @@ def load(path: Path) -> LoadedSet:
             expected="a file of JSON lines",
             advice=Advice("ls {parent}, or mrt-hpc data prepare SOURCE {path}", parent=path.parent, path=path),
         )
-    digest, record = checksum(path), record_file(path)
-    findings = []
-    if changed := _difference(record, digest):
-        findings.append(_finding_of_line(FindingKind.CHANGED_FILE, path, 0, changed))
     entries: list[Entry] = []
+    findings: list[Finding] = []
     with path.open("rb") as stream:
         for number, line in enumerate(limited_lines(stream, path), start=1):
+            if not line.strip():
+                continue
             try:
-                problem = problem_of_line(line, f"{path}, line {number}") if line.strip() else None
+                problem = problem_of_line(line, f"{path}, line {number}")
             except UserError as error:
                 refused = f"{error.what}: {error.value!r}"
                 findings.append(_finding_of_line(FindingKind.BAD_LINE, path, number, refused))
             else:
-                entries += [Entry(Place(str(path), number, problem.id), problem)] if problem else []
+                entries.append(Entry(Place(str(path), number, problem.id), problem))
     if not entries and not findings:
         findings.append(_finding_of_line(FindingKind.BAD_LINE, path, 0, "the file holds nothing"))
+    digest, record = checksum(path), record_file(path)
+    if changed := _difference(record, digest):
+        findings.append(_finding_of_line(FindingKind.CHANGED_FILE, path, 0, changed))
     return LoadedSet(CheckedFile(str(path), len(entries), digest, record.is_file()), tuple(entries), tuple(findings))
 
 
