@@ -222,11 +222,11 @@ def _print_checked(report: "CheckReport") -> None:
     from mrt_hpc.datasets.check import FindingKind
 
     kinds = [kind for kind in FindingKind if any(finding.kind is kind for finding in report.findings)]
-    counted = ("problems", *(kind.title for kind in kinds))
+    counted = ("problems", *(kind.heading for kind in kinds))
     sharing = [files for files in report.compared if any(report.count(kind, *files) for kind in kinds)]
     pairs = f", and {len(sharing)} of {len(report.compared)} pairs that share problems" if report.compared else ""
     table = table_of(f"each file{pairs}", "files", *counted, right=counted)
-    problems = {(file.file,): str(file.problems) for file in report.files}
+    problems: dict[tuple[str, ...], str] = {(file.file,): str(file.problems) for file in report.files}
     for files in (*problems, *sharing):
         counts = (report.count(kind, *files) for kind in kinds)
         table.add_row(" and ".join(files), problems.get(files, ""), *(str(count or "") for count in counts))
@@ -234,7 +234,7 @@ def _print_checked(report: "CheckReport") -> None:
     for kind in kinds:
         found = [finding for finding in report.findings if finding.kind is kind]
         for files in dict.fromkeys(finding.files for finding in found):
-            _print_kind(kind.title, files, [finding for finding in found if finding.files == files], report)
+            _print_kind(kind.heading, files, [finding for finding in found if finding.files == files], report)
     echo("nothing was found" if report.clean else f"{len(report.findings)} findings")
 
 

@@ -67,7 +67,7 @@ class FindingKind(StrEnum):
     """A problem holds what a tokenizer reads as a special token: a run with such a model refuses the file."""
 
     @property
-    def title(self) -> str:
+    def heading(self) -> str:
         return f"{self.replace('_', ' ')}s"
 
 
