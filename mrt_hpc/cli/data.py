@@ -12,33 +12,13 @@ from mrt_hpc.cli.terminal import Terminal, echo, echo_json, table_of
 from mrt_hpc.errors import Advice, ExitCode, UserError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from mrt_hpc.datasets.check import CheckReport, Finding, Place
+    from mrt_hpc.datasets.check import CheckReport, Finding
     from mrt_hpc.datasets.conversion import Prepared
 
 
-LISTED = 10
-"""Rows left out that are listed one by one."""
 SHOWN = 10
-"""Findings of one kind that are listed for a file, or for two files."""
-DOUBTFUL_SHOWN = 5
-"""Rows with several boxes that are named."""
+"""Findings of one kind that are listed for a file, or for two files; rows that were left out of a data set."""
 SHOWN_CHARS = 100
-TITLES = {
-    "changed_file": "changed files",
-    "bad_line": "bad lines",
-    "repeated_id": "repeated ids",
-    "repeated_problem": "repeated problems",
-    "similar_problem": "similar problems",
-    "unreadable_answer": "unreadable answers",
-    "doubtful_answer": "doubtful answers",
-    "missing_picture": "missing pictures",
-    "special_token": "special tokens",
-    "shared_problem": "problems in both",
-    "shared_similar_problem": "similar problems in both",
-}
-OF_PAIRS = ("shared_problem", "shared_similar_problem")
 
 
 @click.group(short_help="Prepare and check data files.")
@@ -69,6 +49,8 @@ def data() -> None:
 @click.option("--split", help="The split of a data set that has several, as in test.")
 @click.option("--config", help="The configuration of a data set that has several.")
 @click.option("--revision", help="Branch, tag or commit of a data set of the hub. Default: its main branch.")
+@click.option("--delimiter", metavar="SIGN", help="What separates the cells of a CSV file, as ';' or tab.")
+@click.option("--encoding", help="Of a text, as latin-1 or utf-16. Default: UTF-8.")
 @click.option("--drop-bad", is_flag=True, help="Leave out rows that make no problem, and list them.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
 def prepare(
@@ -77,21 +59,25 @@ def prepare(
     split: str | None,
     config: str | None,
     revision: str | None,
+    delimiter: str | None,
+    encoding: str | None,
     drop_bad: bool,
     force: bool,
     **columns: Any,
 ) -> None:
     """Write the problems of SOURCE to OUT, one JSON object a line with id, problem and answer.
 
-    SOURCE is a file (.jsonl, .json, .parquet or .csv, texts also .gz or .zst), a folder with the files of a data set,
-    or a data set of the Hugging Face hub: hub:OWNER/NAME[@REVISION][/SPLIT]. Of a column with whole solutions the
-    answer is the content of the last \\boxed{}, or what follows #### in the last line. A column that looks like a part
-    of the question and is not read is an error. OUT.source.json says where OUT is from, with checksums.
+    SOURCE is a file (.jsonl, .json, .parquet, .csv or .tsv, texts also .gz or .zst), a folder with the files of a data
+    set, or a data set of the Hugging Face hub: hub:OWNER/NAME[@REVISION][/SPLIT]. Of a column with whole solutions the
+    answer is the content of the last \\boxed{}, or what follows #### in the last line; a column of chat messages is the
+    problem with its one message of the user, and the solution with that of the assistant. A column that looks like a
+    part of the question and is not read is an error. OUT.source.json says where OUT is from, with checksums.
 
     \b
     Examples:
       mrt-hpc data prepare rows.jsonl data/mine.jsonl
       mrt-hpc data prepare rows.parquet data/mine.jsonl --problem text --answer label
+      mrt-hpc data prepare sheet.csv data/mine.jsonl --delimiter ';' --encoding latin-1
       mrt-hpc data prepare quiz.json data/quiz.jsonl --choices options --ignore table
       mrt-hpc data prepare hub:HuggingFaceH4/MATH-500/test data/math500.jsonl
     """
@@ -101,8 +87,8 @@ def prepare(
     from mrt_hpc.datasets.conversion import prepare as prepare_file
     from mrt_hpc.datasets.sources import Selection
 
-    selection = Selection(revision, config, split)
-    print_prepared(prepare_file(Order(source, output, selection, Asked(**columns), drop_bad, force)))
+    selection = Selection(revision, config, split, delimiter, encoding)
+    _print_prepared(prepare_file(Order(source, output, selection, Asked(**columns), drop_bad, force)))
 
 
 @data.command(short_help="Check data files.")
@@ -145,11 +131,13 @@ def check(files: tuple[Path, ...], against: tuple[Path, ...], verifier: str, mod
       mrt-hpc data check data/quiz.jsonl --verifier choice --json
     """
 
-    from mrt_hpc.datasets.check import Check
     from mrt_hpc.datasets.check import check as check_files
 
-    report = check_files(Check(files, against, verifier, model))
-    print_checked(report, as_json=as_json)
+    report = check_files(files, against, verifier, model)
+    if as_json:
+        echo_json({"clean": report.clean, **asdict(report)})
+    else:
+        _print_checked(report)
     if not report.clean:
         click.get_current_context().exit(int(ExitCode.FATAL))
 
@@ -182,138 +170,92 @@ def fetch(name: str | None, output: Path | None, listing: bool, drop_bad: bool, 
         return
     if name is None:
         raise UserError("the name of a data set is missing", advice="mrt-hpc data fetch --list")
-    _print_fetched(fetch_data(name, output, drop_bad=drop_bad, force=force))
-
-
-def _print_fetched(fetched: "Prepared") -> None:
-    from mrt_hpc.datasets.conversion import record_file
-
-    record, output = fetched.record, fetched.output
-    drawn = f", a sample of {record.sampled_of:,} with seed {record.sample_seed}" if record.sampled_of else ""
-    kept = f", {record.kept}" if record.kept else ""
-    echo(f"{'wrote' if fetched.new else 'there already:'} {output}: {record.problems:,} problems{kept}{drawn}")
-    commit = "" if record.revision is None or record.revision in record.source else f", commit {record.revision}"
-    echo(f"  from {record.source}{commit}: {record.rows:,} rows")
-    if record.dropped:
-        echo(f"  {record.dropped:,} rows made no problem and were left out")
-    for row in () if drawn else fetched.dropped[:LISTED]:
-        echo(f"    {row.where}: {row.reason}")
-    echo(f"  source and checksums: {record_file(output)}")
-    echo(Advice("next: mrt-hpc data check {output}", output=output))
+    _print_prepared(fetch_data(name, output, drop_bad=drop_bad, force=force))
 
 
 def _print_list() -> None:
-    from mrt_hpc.datasets.named import SOURCES
+    from mrt_hpc.datasets.named import ORDERS
+    from mrt_hpc.datasets.sources import Selection, hub_name
 
-    counted = ("problems", "of rows")
-    names = ("name", *counted, "meaning", "on the hub", "split", "columns")
-    table = table_of("data sets of the paper", *names, right=counted)
-    for source in SOURCES:
-        columns = f"{source.columns.problem}, {source.columns.answer}"
-        place = f"{source.repository}@{source.revision[:8]}"
-        counts = (f"{source.problems:,}", f"{source.rows:,}")
-        table.add_row(source.name, *counts, source.about, place, source.split, columns)
+    table = table_of("data sets of the paper", "name", "problems", "meaning", "on the hub", right=("problems",))
+    for order in ORDERS:
+        repository, part = hub_name(order.source, Selection())
+        place = f"{repository}@{(part.revision or '')[:8]}/{part.split}"
+        table.add_row(order.output.stem, f"{order.problems:,}", order.about, place)
     Terminal(sys.stdout).print(table)
     echo("next: mrt-hpc data fetch NAME")
 
 
-def print_prepared(prepared: "Prepared") -> None:
+def _print_prepared(prepared: "Prepared") -> None:
     from mrt_hpc.datasets.conversion import record_file
 
-    record = prepared.record
+    record, output = prepared.record, prepared.output
+    drawn = f", a sample of {record.sampled_of:,} with seed {record.sample_seed}" if record.sampled_of else ""
+    kept = f", {record.kept}" if record.kept else ""
+    echo(f"{'wrote' if prepared.new else 'there already:'} {output}: {record.problems:,} problems{kept}{drawn}")
     part = f" ({record.config}, {record.split})" if record.split else ""
-    revision = f" at {record.revision}" if record.revision else ""
-    echo(f"wrote {prepared.output}: {record.problems} problems of {record.rows} rows")
-    echo(f"  from {record.source}{part}{revision}: {', '.join(file.name for file in record.files)}")
+    commit = "" if record.revision is None or record.revision in record.source else f", commit {record.revision}"
     echo(
-        f"  problem from column {record.columns.problem}, answer from {record.columns.answer}, "
-        + (f"id from {record.columns.id}" if record.columns.id else "ids made")
+        f"  from {record.source}{part}{commit}: {record.rows:,} rows of {', '.join(file.name for file in record.files)}"
     )
-    if record.columns.choices:
-        echo(f"  choices from {record.columns.choices}: the answers are letters, for the verifier choice")
+    columns = record.columns
+    made = f"id from {columns.id}" if columns.id else "ids made"
+    echo(f"  problem from column {columns.problem}, answer from {columns.answer}, {made}")
+    if columns.choices:
+        echo(f"  choices from {columns.choices}: the answers are letters, for the verifier choice")
     if prepared.unread:
         echo(f"  not read: {', '.join(prepared.unread)}")
     if prepared.doubtful:
-        shown = ", ".join(prepared.doubtful[:DOUBTFUL_SHOWN])
+        shown = ", ".join(prepared.doubtful[:SHOWN])
         echo(
-            f"  {len(prepared.doubtful)} solutions box different answers, of which the last is the gold answer: "
-            f"look at {shown}"
+            f"  {len(prepared.doubtful)} solutions box different answers, of which the last is the gold answer: {shown}"
         )
-    echo(f"  its source is written in {record_file(prepared.output)}")
-    for row in prepared.dropped:
-        echo(f"left out {row.where}: {row.reason}", err=True)
+    if record.dropped:
+        echo(f"  {record.dropped:,} rows made no problem and were left out")
+    for row in prepared.dropped if drawn == "" else ():
+        echo(f"left out {row}", err=True)
+    echo(f"  source and checksums: {record_file(output)}")
+    echo(Advice("next: mrt-hpc data check {output}", output=output))
 
 
-def print_checked(report: "CheckReport", *, as_json: bool) -> None:
-    if as_json:
-        echo_json({"clean": report.clean, **asdict(report)})
-        return
-    console = Terminal(sys.stdout)
-    console.print(_file_table(report))
-    if report.compared:
-        pairs = _pair_table(report)
-        console.print(pairs if pairs.rows else pairs.title)
-    for kind in TITLES:
-        _print_kind(report, kind)
+def _print_checked(report: "CheckReport") -> None:
+    from mrt_hpc.datasets.check import FindingKind
+
+    kinds = [kind for kind in FindingKind if any(finding.kind is kind for finding in report.findings)]
+    counted = ("problems", *(kind.heading for kind in kinds))
+    sharing = [files for files in report.compared if any(report.count(kind, *files) for kind in kinds)]
+    pairs = f", and {len(sharing)} of {len(report.compared)} pairs that share problems" if report.compared else ""
+    table = table_of(f"each file{pairs}", "files", *counted, right=counted)
+    problems: dict[tuple[str, ...], str] = {(file.file,): str(file.problems) for file in report.files}
+    for files in (*problems, *sharing):
+        counts = (report.count(kind, *files) for kind in kinds)
+        table.add_row(" and ".join(files), problems.get(files, ""), *(str(count or "") for count in counts))
+    Terminal(sys.stdout).print(table)
+    for kind in kinds:
+        found = [finding for finding in report.findings if finding.kind is kind]
+        for files in dict.fromkeys(finding.files for finding in found):
+            _print_kind(kind.heading, files, [finding for finding in found if finding.files == files], report)
     echo("nothing was found" if report.clean else f"{len(report.findings)} findings")
 
 
-def _file_table(report: "CheckReport") -> "Table":
-    kinds = [kind for kind in TITLES if kind in {finding.kind for finding in report.findings}.difference(OF_PAIRS)]
-    counted = ("problems", *(TITLES[kind] for kind in kinds))
-    table = table_of("each file", "file", *counted, right=counted)
-    for checked in report.files:
-        counts = [str(len(report.of(kind, checked.file)) or "") for kind in kinds]
-        table.add_row(checked.file, str(checked.problems), *counts)
-    return table
-
-
-def _pair_table(report: "CheckReport") -> "Table":
-    """The title counts all pairs."""
-
-    counted = [TITLES[kind] for kind in OF_PAIRS]
-    table = table_of(None, "file", "other file", *counted, right=counted)
-    for first, second in report.compared:
-        counts = [len(report.of(kind, first, second)) for kind in OF_PAIRS]
-        if any(counts):
-            table.add_row(first, second, *(str(count or "") for count in counts))
-    table.title = f"{table.row_count} of {len(report.compared)} pairs of files share problems"
-    return table
-
-
-def _print_kind(report: "CheckReport", kind: str) -> None:
-    """The first of each file or pair of files."""
-
-    findings = [finding for finding in report.findings if finding.kind == kind]
-    for files in dict.fromkeys(finding.files for finding in findings):
-        of_files = [finding for finding in findings if finding.files == files]
-        echo(f"{TITLES[kind]}: ", "bold", end="")
-        echo(f"{' and '.join(files)}{_share(of_files, report)}")
-        for finding in of_files[:SHOWN]:
-            echo(f"  {_line(finding)}")
-        if len(of_files) > SHOWN:
-            echo(f"  and {len(of_files) - SHOWN} more; --json shows all")
-
-
-def _share(findings: "list[Finding]", report: "CheckReport") -> str:
-    """How many problems of one file have findings, and their share."""
+def _print_kind(title: str, files: tuple[str, ...], findings: "list[Finding]", report: "CheckReport") -> None:
+    """The first of each file or pair of files, and the share of the problems of a file that they are about."""
     named = {place for finding in findings for place in finding.places if place.line}
-    problems = sum(file.problems for file in report.files if (file.file,) == findings[0].files)
-    return f": {len(named)} of {problems} problems, {len(named) / problems:.1%}" if named and problems else ""
+    problems = sum(file.problems for file in report.files if (file.file,) == files)
+    share = f": {len(named)} of {problems} problems, {len(named) / problems:.1%}" if named and problems else ""
+    echo(f"{title}: ", "bold", end="")
+    echo(f"{' and '.join(files)}{share}")
+    for finding in findings[:SHOWN]:
+        echo(f"  {_line(finding)}")
+    if len(findings) > SHOWN:
+        echo(f"  and {len(findings) - SHOWN} more; --json shows all")
 
 
 def _line(finding: "Finding") -> str:
-    places = ", ".join(_place(place) for place in finding.places if place.line)
+    named = (f"line {place.line}" + (f" ({place.id})" if place.id else "") for place in finding.places if place.line)
     overlap = f"overlap {finding.overlap:.2f}" if finding.overlap is not None else ""
-    return "; ".join(filter(None, (places, overlap, " ".join(_cut(finding.detail).split("\n")))))
-
-
-def _place(place: "Place") -> str:
-    return f"line {place.line}" + (f" ({place.id})" if place.id else "")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 3] + "..."
+    detail = finding.detail if len(finding.detail) <= SHOWN_CHARS else finding.detail[: SHOWN_CHARS - 3] + "..."
+    return "; ".join(filter(None, (", ".join(named), overlap, detail.replace("\n", " "))))
 
 
 @click.group(short_help="Fetch models from the Hugging Face hub.")

@@ -9,10 +9,10 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, partial
-from itertools import combinations, groupby, product
+from functools import partial
+from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,6 +66,10 @@ class FindingKind(StrEnum):
     SPECIAL_TOKEN = "special_token"
     """A problem holds what a tokenizer reads as a special token: a run with such a model refuses the file."""
 
+    @property
+    def heading(self) -> str:
+        return f"{self.replace('_', ' ')}s"
+
 
 @dataclass(frozen=True)
 class Place:
@@ -112,8 +116,8 @@ class CheckReport:
     def clean(self) -> bool:
         return not self.findings
 
-    def of(self, kind: str, *files: str) -> list[Finding]:
-        return [finding for finding in self.findings if finding.kind == kind and set(finding.files) == set(files)]
+    def count(self, kind: FindingKind, *files: str) -> int:
+        return sum(finding.kind is kind and set(finding.files) == set(files) for finding in self.findings)
 
 
 # -- loaded ------------------------------------------------------------------------------------------------------------
@@ -148,48 +152,40 @@ def load(path: Path) -> LoadedSet:
             expected="a file of JSON lines",
             advice=Advice("ls {parent}, or mrt-hpc data prepare SOURCE {path}", parent=path.parent, path=path),
         )
-    read = list(_lines(path))
-    entries = tuple(item for item in read if isinstance(item, Entry))
-    faults = [item for item in read if isinstance(item, Finding)]
-    if not read:
-        faults.append(_file_finding(FindingKind.BAD_LINE, path, "the file holds nothing"))
-    about = CheckedFile(str(path), len(entries), checksum(path), record_file(path).is_file())
-    return LoadedSet(about, entries, (*_record_findings(path, about), *faults))
-
-
-def _lines(path: Path) -> Iterator[Entry | Finding]:
+    entries: list[Entry] = []
+    findings: list[Finding] = []
     with path.open("rb") as stream:
         for number, line in enumerate(limited_lines(stream, path), start=1):
-            if line.strip():
-                yield _read(line, path, number)
+            if not line.strip():
+                continue
+            try:
+                problem = problem_of_line(line, f"{path}, line {number}")
+            except UserError as error:
+                refused = f"{error.what}: {error.value!r}"
+                findings.append(_finding_of_line(FindingKind.BAD_LINE, path, number, refused))
+            else:
+                entries.append(Entry(Place(str(path), number, problem.id), problem))
+    if not entries and not findings:
+        findings.append(_finding_of_line(FindingKind.BAD_LINE, path, 0, "the file holds nothing"))
+    digest, record = checksum(path), record_file(path)
+    if changed := _difference(record, digest):
+        findings.append(_finding_of_line(FindingKind.CHANGED_FILE, path, 0, changed))
+    return LoadedSet(CheckedFile(str(path), len(entries), digest, record.is_file()), tuple(entries), tuple(findings))
 
 
-def _read(line: bytes, path: Path, number: int) -> Entry | Finding:
+def _finding_of_line(kind: FindingKind, path: Path, line: int, detail: str) -> Finding:
+    return Finding(kind, (Place(str(path), line, ""),), detail)
+
+
+def _difference(record: Path, digest: str) -> str:
+    """What a record of the source says of another content, or why it cannot be read; empty without a record."""
+    if not record.is_file():
+        return ""
     try:
-        problem = problem_of_line(line, f"{path}, line {number}")
+        expected = SourceRecord.read(record).sha256
     except UserError as error:
-        refused = f"{error.what}: {error.value!r}"
-        return Finding(FindingKind.BAD_LINE, (Place(str(path), number, ""),), refused)
-    return Entry(Place(str(path), number, problem.id), problem)
-
-
-def _record_findings(path: Path, about: CheckedFile) -> Iterator[Finding]:
-    """The record of the source has another content, or cannot be read."""
-    if not about.recorded:
-        return
-    record_path = record_file(path)
-    try:
-        expected = SourceRecord.read(record_path).sha256
-    except UserError as error:
-        yield _file_finding(FindingKind.CHANGED_FILE, path, f"{record_path.name}: {error.what}: {error.value}")
-        return
-    if expected != about.sha256:
-        digests = f"SHA-256 is {about.sha256[:12]}..., {record_path.name} says {expected[:12]}..."
-        yield _file_finding(FindingKind.CHANGED_FILE, path, digests)
-
-
-def _file_finding(kind: FindingKind, path: Path, detail: str) -> Finding:
-    return Finding(kind, (Place(str(path), 0, ""),), detail)
+        return f"{record.name}: {error.what}: {error.value}"
+    return "" if expected == digest else f"SHA-256 is {digest[:12]}..., {record.name} says {expected[:12]}..."
 
 
 # -- overlap -----------------------------------------------------------------------------------------------------------
@@ -206,64 +202,40 @@ LEAST_OVERLAP = 0.8
 _ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
-class SimilarPair:
-    first: int
-    second: int
-    overlap: float
-
-
-def similar_pairs(texts: Sequence[tuple[str, ...]], least: float = LEAST_OVERLAP) -> list[SimilarPair]:
-    """All pairs of texts whose overlap is at least ``least`` (above 0), in order of their indices. Texts of fewer than
-    five words have no overlap.
+def similar_pairs(texts: Sequence[tuple[str, ...]], least: float = LEAST_OVERLAP) -> list[tuple[int, int, float]]:
+    """All pairs of texts whose overlap is at least ``least`` (above 0), by their indices, and the overlap. Texts of
+    fewer than five words have none.
     """
-    grams = _rank_grams([_grams(text) for text in texts])
-    order = sorted((index for index in range(len(grams)) if len(grams[index])), key=lambda i: (len(grams[i]), i))
+    grams = _rank_grams(texts)
     postings: dict[int, list[int]] = defaultdict(list)
     pairs = []
-    for index in order:
-        prefix = _prefix(grams[index], least)
-        candidates = {other for gram in prefix for other in postings[gram]}
-        pairs += list(_verify_candidates(index, candidates, grams, least))
+    for index in sorted((number for number, own in enumerate(grams) if len(own)), key=lambda i: (len(grams[i]), i)):
+        own = grams[index]
+        prefix = own[: len(own) - math.ceil(least * len(own) - _ROUNDING) + 1].tolist()
+        for other in {other for gram in prefix for other in postings[gram]}:
+            if len(grams[other]) >= least * len(own) - _ROUNDING:
+                common = len(np.intersect1d(own, grams[other], assume_unique=True))
+                overlap = common / (len(own) + len(grams[other]) - common)
+                if overlap >= least - _ROUNDING:
+                    pairs.append((min(index, other), max(index, other), overlap))
         for gram in prefix:
             postings[gram].append(index)
-    return sorted(pairs, key=lambda pair: (pair.first, pair.second))
+    return sorted(pairs)
 
 
-def _grams(text: tuple[str, ...]) -> np.ndarray:
-    """Distinct, as 64-bit hashes of words in a row."""
-    count = max(len(text) - GRAM_WORDS + 1, 0)
-    hashes = [hash(text[start : start + GRAM_WORDS]) for start in range(count)]
-    return np.unique(np.array(hashes, dtype=np.int64))
-
-
-def _rank_grams(grams: list[np.ndarray]) -> list[np.ndarray]:
-    """Each text's grams as their ranks among all grams, the rarest first, sorted."""
-    if not grams:
-        return []
-    _, inverse, counts = np.unique(np.concatenate(grams), return_inverse=True, return_counts=True)
+def _rank_grams(texts: Sequence[tuple[str, ...]]) -> list[np.ndarray]:
+    """Each text's words in a row, without repeats, as their ranks among those of all texts, the rarest first."""
+    starts = (range(len(text) - GRAM_WORDS + 1) for text in texts)
+    hashes = [
+        np.unique(np.array([hash(text[at : at + GRAM_WORDS]) for at in where], dtype=np.int64))
+        for text, where in zip(texts, starts, strict=True)
+    ]
+    every = np.concatenate([np.array([], dtype=np.int64), *hashes])
+    _, inverse, counts = np.unique(every, return_inverse=True, return_counts=True)
     rank = np.empty(len(counts), dtype=np.int64)
     rank[np.argsort(counts, kind="stable")] = np.arange(len(counts))
-    ends = np.cumsum([len(part) for part in grams])[:-1]
-    return [np.sort(part) for part in np.split(rank[inverse], ends)]
-
-
-def _prefix(ranks: np.ndarray, least: float) -> list[int]:
-    shared = math.ceil(least * len(ranks) - _ROUNDING)
-    return [int(rank) for rank in ranks[: len(ranks) - shared + 1]]
-
-
-def _verify_candidates(
-    index: int, candidates: set[int], grams: list[np.ndarray], least: float
-) -> Iterator[SimilarPair]:
-    """The candidates that overlap enough; each is as long as the text or shorter."""
-    size = len(grams[index])
-    for other in candidates:
-        if len(grams[other]) >= least * size - _ROUNDING:
-            common = len(np.intersect1d(grams[index], grams[other], assume_unique=True))
-            overlap = common / (size + len(grams[other]) - common)
-            if overlap >= least - _ROUNDING:
-                yield SimilarPair(min(index, other), max(index, other), overlap)
+    ends = np.cumsum([len(several) for several in hashes])
+    return [np.sort(part) for part in np.split(rank[inverse], ends)[: len(texts)]]
 
 
 # -- wording -----------------------------------------------------------------------------------------------------------
@@ -295,59 +267,35 @@ def words(text: str) -> tuple[str, ...]:
 # Finds ids and problems that repeat within a data file, and problems that stand in two of them.
 
 
-Words = tuple[str, ...]
-
-
 def repeated_ids(loaded: LoadedSet) -> Iterator[Finding]:
-    by_id = sorted(loaded.entries, key=lambda entry: entry.problem.id)
-    for _, group in groupby(by_id, key=lambda entry: entry.problem.id):
-        entries = list(group)
-        if len(entries) > 1:
-            yield Finding(FindingKind.REPEATED_ID, tuple(entry.place for entry in entries))
+    places: dict[str, list[Place]] = defaultdict(list)
+    for entry in loaded.entries:
+        places[entry.problem.id].append(entry.place)
+    yield from (Finding(FindingKind.REPEATED_ID, tuple(several)) for several in places.values() if len(several) > 1)
 
 
-@dataclass(frozen=True)
-class ProblemIndex:
-    sets: Sequence[LoadedSet]
-
-    @cached_property
-    def entries_by_words(self) -> dict[Words, dict[str, list[Entry]]]:
-        """The lines with the words of each problem, by file."""
-        found: dict[Words, dict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
-        for loaded in self.sets:
-            for entry in loaded.entries:
-                found[words(entry.problem.problem)][loaded.file].append(entry)
-        return found
-
-    @cached_property
-    def similar(self) -> list[tuple[dict[str, list[Entry]], dict[str, list[Entry]], float]]:
-        """The lines of each two problems that are nearly the same, by file, and their overlap."""
-        texts = list(self.entries_by_words)
-        pairs = similar_pairs(texts)
-        return [
-            (self.entries_by_words[texts[p.first]], self.entries_by_words[texts[p.second]], p.overlap) for p in pairs
-        ]
-
-    def repeats_in(self, file: str) -> Iterator[Finding]:
-        """Problems that a file holds twice, then those in nearly the same words."""
-        for lines in self.entries_by_words.values():
-            if len(entries := lines.get(file, [])) > 1:
+def repeated_problems(files: Sequence[LoadedSet], against: Sequence[LoadedSet]) -> Iterator[Finding]:
+    """Problems that a file holds twice or shares with another one, then those in nearly the same words."""
+    checked, order = {loaded.file for loaded in files}, [loaded.file for loaded in (*files, *against)]
+    by_words: dict[tuple[str, ...], dict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+    for loaded in (*files, *against):
+        for entry in loaded.entries:
+            by_words[words(entry.problem.problem)][loaded.file].append(entry)
+    for lines in by_words.values():
+        for file, entries in lines.items():
+            if file in checked and len(entries) > 1:
                 yield _finding(FindingKind.REPEATED_PROBLEM, entries)
-        for first, second, overlap in self.similar:
-            if file in first and file in second:
-                entries = [first[file][0], second[file][0]]
-                yield _finding(FindingKind.SIMILAR_PROBLEM, entries, overlap)
-
-    def repeats_across(self, file: str, other: str) -> Iterator[Finding]:
-        """Problems that two files share, then those in nearly the same words."""
-        for lines in self.entries_by_words.values():
-            if file in lines and other in lines:
+        for file, other in combinations(lines, 2):
+            if file in checked:
                 yield _finding(FindingKind.SHARED_PROBLEM, [*lines[file], *lines[other]])
-        for pair in self.similar:
-            for first, second in (pair[:2], pair[1::-1]):
-                if file in first and other in second:
-                    entries = [first[file][0], second[other][0]]
-                    yield _finding(FindingKind.SHARED_SIMILAR_PROBLEM, entries, pair[2])
+    texts = list(by_words)
+    for number, later, overlap in similar_pairs(texts):
+        first, second = by_words[texts[number]], by_words[texts[later]]
+        for file, other in product(first, second):
+            if {file, other} & checked:
+                kind = FindingKind.SIMILAR_PROBLEM if file == other else FindingKind.SHARED_SIMILAR_PROBLEM
+                entries = sorted([first[file][0], second[other][0]], key=lambda entry: order.index(entry.place.file))
+                yield _finding(kind, entries, overlap)
 
 
 def _finding(kind: FindingKind, entries: list[Entry], overlap: float | None = None) -> Finding:
@@ -360,8 +308,8 @@ def _finding(kind: FindingKind, entries: list[Entry], overlap: float | None = No
 
 
 _VERIFIER: TypeAdapter[VerifierSettings] = TypeAdapter(Annotated[VerifierSettings, VERIFIERS])
-PROCESSES = min(4, len(os.sched_getaffinity(0)))
-"""Grader processes; their number changes no finding."""
+GRADING = Grading(processes=min(4, len(os.sched_getaffinity(0))))
+"""The number of processes changes no finding."""
 USUAL_SPECIAL = re.compile(
     r"<[|｜][^|｜<>\s]{1,40}[|｜]>|</?(?:s|think)>|<(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>|\[/?INST\]"
 )
@@ -372,49 +320,35 @@ TAGS = ("<think>", "</think>")
 """Tags of thoughts, which no problem should hold, special or not."""
 
 
-@dataclass(frozen=True)
-class Check:
-    files: tuple[Path, ...]
-    against: tuple[Path, ...] = ()
-    """Files whose problems may not stand in ``files``; of these, only unreadable lines are reported."""
-    verifier: str = "math"
-    """As in a recipe: its type alone, or its fields in braces. Classes and functions of the user's own may lie in the
-    working directory.
+def check(
+    files: Sequence[Path], against: Sequence[Path] = (), verifier: str = "math", model: Path | None = None
+) -> CheckReport:
+    """Check files by themselves and with each other.
+
+    Args:
+        against: files whose problems may not stand in ``files``; of these, only unreadable lines are reported.
+        verifier: as in a recipe, its type alone, or its fields in braces. Classes and functions of the user's own may
+            lie in the working directory.
+        model: a directory whose special tokens no problem may hold; None looks for those of many models.
     """
-    model: Path | None = None
-    """A directory whose special tokens no problem may hold; None looks for those of many models."""
-    grading: Grading = field(default_factory=lambda: Grading(processes=PROCESSES))
-
-
-def check(asked: Check) -> CheckReport:
-    verifier = _verifier(asked.verifier, asked.grading)
-    files, against = _load_files(asked)
-    index = ProblemIndex([*files, *against])
-    pairs = [*combinations(files, 2), *product(files, against)]
-    findings = [finding for loaded in (*files, *against) for finding in loaded.findings]
-    for loaded in files:
-        findings += [*repeated_ids(loaded), *index.repeats_in(loaded.file)]
-    for first, second in pairs:
-        findings += index.repeats_across(first.file, second.file)
-    findings += _faulty(files, verifier, asked.grading)
-    findings += _missing_pictures(files)
-    findings += _special(files, asked.model)
+    judge = _verifier(verifier)
+    own = {path.resolve(): path for path in files}
+    others = {path.resolve(): path for path in against if path.resolve() not in own}
+    loaded, compared = [load(path) for path in own.values()], [load(path) for path in others.values()]
+    entries = [entry for one in loaded for entry in one.entries]
+    findings = [finding for one in (*loaded, *compared) for finding in one.findings]
+    for one in loaded:
+        findings += repeated_ids(one)
+    findings += [*repeated_problems(loaded, compared), *_faulty_golds(entries, judge), *_marks(entries, model)]
     return CheckReport(
-        files=tuple(loaded.about for loaded in files),
-        against=tuple(loaded.about for loaded in against),
-        compared=tuple((first.file, second.file) for first, second in pairs),
+        files=tuple(one.about for one in loaded),
+        against=tuple(one.about for one in compared),
+        compared=tuple((a.file, b.file) for a, b in [*combinations(loaded, 2), *product(loaded, compared)]),
         findings=tuple(findings),
     )
 
 
-def _load_files(asked: Check) -> tuple[list[LoadedSet], list[LoadedSet]]:
-    """The files, and those to compare with that are not among them; each is read once."""
-    files = {path.resolve(): path for path in asked.files}
-    against = {path.resolve(): path for path in asked.against if path.resolve() not in files}
-    return [load(path) for path in files.values()], [load(path) for path in against.values()]
-
-
-def _verifier(text: str, grading: Grading) -> Verifier:
+def _verifier(text: str) -> Verifier:
     try:
         content, _ = parse_yaml(text)
         import_from(Path.cwd(), {"verifier": content})
@@ -429,16 +363,14 @@ def _verifier(text: str, grading: Grading) -> Verifier:
             "in '{type: choice, choices: 5}'",
             advice="--verifier math, or mrt-hpc fields data",
         ) from error
-    return require_kind(settings, Verifier).with_defaults(grading)
+    return require_kind(settings, Verifier).with_defaults(GRADING)
 
 
-def _faulty(files: Sequence[LoadedSet], verifier: Verifier, grading: Grading) -> Iterator[Finding]:
+def _faulty_golds(entries: Sequence[Entry], verifier: Verifier) -> Iterator[Finding]:
     """Gold answers of no use, and those that are probably misread."""
-    entries = [(entry, gold) for loaded in files for entry in loaded.entries for gold in golds_of(entry.problem.answer)]
-    faults = gold_faults(
-        list(dict.fromkeys(gold for _, gold in entries)), verifier, partial(_opened_pool, verifier, grading)
-    )
-    for entry, gold in entries:
+    golds = [(entry, gold) for entry in entries for gold in golds_of(entry.problem.answer)]
+    faults = gold_faults(list(dict.fromkeys(gold for _, gold in golds)), verifier, partial(_opened_pool, verifier))
+    for entry, gold in golds:
         if (fault := faults.get(gold)) is GoldFault.UNREADABLE:
             yield Finding(FindingKind.UNREADABLE_ANSWER, (entry.place,), gold)
         elif fault is not None:
@@ -448,17 +380,14 @@ def _faulty(files: Sequence[LoadedSet], verifier: Verifier, grading: Grading) ->
             yield Finding(FindingKind.DOUBTFUL_ANSWER, (entry.place,), f"{gold}: {told}")
 
 
-def _missing_pictures(files: Sequence[LoadedSet]) -> Iterator[Finding]:
-    for entry in (entry for loaded in files for entry in loaded.entries):
+def _marks(entries: Sequence[Entry], model: Path | None) -> Iterator[Finding]:
+    """Of pictures that problems lack, and of what a tokenizer reads as a special token."""
+    special = USUAL_SPECIAL if model is None else _special_of(model)
+    hint = "" if model else ", special in many models; --model DIR asks yours"
+    for entry in entries:
         if picture := _PICTURE.search(entry.problem.problem):
             yield Finding(FindingKind.MISSING_PICTURE, (entry.place,), picture[0])
-
-
-def _special(files: Sequence[LoadedSet], model: Path | None) -> Iterator[Finding]:
-    pattern = USUAL_SPECIAL if model is None else _special_of(model)
-    for entry in (entry for loaded in files for entry in loaded.entries):
-        if tokens := dict.fromkeys(pattern.findall(entry.problem.problem)):
-            hint = "" if model else ", special in many models; --model DIR asks yours"
+        if tokens := dict.fromkeys(special.findall(entry.problem.problem)):
             yield Finding(FindingKind.SPECIAL_TOKEN, (entry.place,), f"{', '.join(tokens)}{hint}")
 
 
@@ -477,7 +406,7 @@ def _special_of(model: Path) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True) if token))
 
 
-def _opened_pool(verifier: Verifier, grading: Grading) -> "GraderPool":
+def _opened_pool(verifier: Verifier) -> "GraderPool":
     """On a login node the grader may not be installed."""
     try:
         from mrt_hpc.domains.grader_queue import GraderPool
@@ -488,4 +417,4 @@ def _opened_pool(verifier: Verifier, grading: Grading) -> "GraderPool":
             expected="the packages that env/setup installs",
             advice="type the command with the .venv of env/setup; or check all but the answers: --verifier exact",
         ) from error
-    return GraderPool(verifier, grading.processes, grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib)
+    return GraderPool(verifier, GRADING.processes, GRADING.time_limit_s, memory_limit_gib=GRADING.memory_limit_gib)

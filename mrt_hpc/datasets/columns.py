@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
@@ -13,10 +13,14 @@ from mrt_hpc.domains.verifiers import LETTERS
 from mrt_hpc.errors import Advice, UserError, nearest
 from mrt_hpc.run.records import Gold
 
-PROBLEM_NAMES = ("problem", "question", "prompt", "query")
-ANSWER_NAMES = ("answer", "final_answer", "expected_answer", "gold_answer", "ground_truth", "gold")
-SOLUTION_NAMES = ("solution",)
+CHATS = {"messages": "content", "conversations": "value"}
+"""Columns of messages, and where each message has its text."""
+PROBLEM_NAMES = ("problem", "question", "prompt", "query", *CHATS)
+SOLUTION_NAMES = ("solution", *CHATS)
 r"""Columns of whole solutions, whose last ``\boxed{}`` holds the answer."""
+ANSWER_NAMES = (
+    "answer", "final_answer", "expected_answer", "gold_answer", "ground_truth", "gold", *SOLUTION_NAMES
+)  # fmt: skip
 ID_NAMES = ("id", "unique_id", "problem_id", "question_id")
 CONTEXT_NAMES = re.compile(
     r"(?:body|contexts?|passages?|paragraphs?|story|background|premises?|tables?)"
@@ -25,6 +29,8 @@ CONTEXT_NAMES = re.compile(
 """In small letters, columns that hold a part of the question."""
 VERDICT_NAMES = re.compile("errors?|tolerance|precision|units?")
 """In small letters, columns by which an answer is right or wrong."""
+SPEAKERS = {"user": ("user", "human"), "assistant": ("assistant", "gpt")}
+"""Roles of messages, as they are written under ``role`` and under ``from``."""
 _MARKED = re.compile(r"####\s*(\S.*)")
 """The last line of some solutions, which holds the answer."""
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -37,10 +43,6 @@ EXACT_BELOW = 2.0**53
 
 class BadRowError(Exception):
     """A row that makes no problem; the text says why."""
-
-
-class BadIdError(BadRowError):
-    """A row that makes no problem only because of its id."""
 
 
 @dataclass(frozen=True)
@@ -70,84 +72,62 @@ class Columns:
     problem: str
     """One, or several with ``+`` between them."""
     answer: str
-    id: str | None
+    id: str | None = None
     """None: ids are made."""
     choices: str | None = None
     """None: no multiple choice."""
     any_answer: bool = False
 
     @property
-    def problem_columns(self) -> list[str]:
-        """In the order in which their texts follow each other."""
-        return self.problem.split("+")
-
-    @property
     def read(self) -> list[str]:
-        return [name for name in (*self.problem_columns, self.answer, self.id, self.choices) if name is not None]
+        names = (*self.problem.split("+"), self.answer, self.id, self.choices)
+        return [name for name in names if name is not None]
+
+    def problem_and_gold(self, row: Mapping[str, Any]) -> tuple[str, Gold]:
+        """The parts of a problem stand below each other; those before the last one may be empty, as a context that few
+        have.
+        """
+        parts = [(value_of(row, name), name) for name in self.problem.split("+")]
+        given = [part for part in parts[:-1] if part[0] is not None and str(part[0]).strip()]
+        problem = "\n\n".join(problem_text(*part) for part in [*given, parts[-1]])
+        if self.choices is None:
+            return problem, gold_answer(self.solution(row), self, answer_text)
+        choices = Choices.of(value_of(row, self.choices), self.choices)
+        return choices.append_to(problem), gold_answer(self.solution(row), self, choices.letter)
+
+    def solution(self, row: Mapping[str, Any]) -> object:
+        """Of a list of messages, the one of the assistant; anything else stays."""
+        value = value_of(row, self.answer)
+        chat = isinstance(value, list) and any(isinstance(part, dict) and {"role", "from"} & {*part} for part in value)
+        return _message(value, self.answer, "assistant") if chat else value
+
+    def boxes_differ(self, row: Mapping[str, Any]) -> bool:
+        """Whether a whole solution has several boxes with different contents, of which the last becomes the answer."""
+        if not isinstance(solution := self.solution(row), str):
+            return False
+        edges = [*(match.start() for match in _BOX.finditer(solution)), len(solution)]
+        boxes = {extract_answer(solution[start:end]) for start, end in pairwise(edges)}
+        return len(boxes - {None}) > 1
 
 
 def find_columns(names: Sequence[str], asked: Asked) -> Columns:
     """The columns to read: those that were named, else the first known name of each kind, in any case of letters."""
+    for name in asked.ignored:
+        _find_column(names, name, "ignore")
     parts = [None] if asked.problem is None else asked.problem.split("+")
+    made = asked.new_ids or (asked.id is None and _known_column(names, ID_NAMES) is None)
     return Columns(
-        problem="+".join(_require_column(names, part, PROBLEM_NAMES, "problem") for part in parts),
-        answer=_require_column(names, asked.answer, ANSWER_NAMES + SOLUTION_NAMES, "answer"),
-        id=None if asked.new_ids else _choose_column(names, asked.id, ID_NAMES, "id"),
-        choices=None if asked.choices is None else _choose_column(names, asked.choices, (), "choices"),
+        problem="+".join(_find_column(names, part, "problem", PROBLEM_NAMES) for part in parts),
+        answer=_find_column(names, asked.answer, "answer", ANSWER_NAMES),
+        id=None if made else _find_column(names, asked.id, "id", ID_NAMES),
+        choices=None if asked.choices is None else _find_column(names, asked.choices, "choices"),
         any_answer=asked.any_answer,
     )
 
 
-def unread_columns(filled: Mapping[str, bool], columns: Columns, asked: Asked) -> list[str]:
-    """The columns with texts or lists that are neither read nor left out by the user.
-
-    Args:
-        filled: all columns, and whether each holds any text or list; one named like a part, anything.
-
-    Raises:
-        UserError: one looks like a part of the question, or decides a verdict; or a column to be left out is missing.
-    """
-    for name in asked.ignored:
-        _choose_column(list(filled), name, (), "ignore")
-    read = {name.split(".")[0] for name in columns.read} | set(columns.read) | set(asked.ignored)
-    unread = [name for name in filled if name not in read]
-    text = [name for name in unread if filled[name]]
-    context = [name for name in text if CONTEXT_NAMES.fullmatch(name.lower())]
-    verdict = [name for name in text if VERDICT_NAMES.fullmatch(name.lower())]
-    if context or verdict:
-        raise UserError(
-            "columns that look like a part of the question are not read"
-            if context
-            else "columns that decide whether an answer is right are not read: no verifier takes them from the data",
-            value=context or verdict,
-            expected="each of them read, or left out by its name",
-            advice=Advice(
-                "{ways_out}{options}{where}",
-                ways_out=Advice(_ways_out(context, columns)),
-                options=[word for name in context or verdict for word in ("--ignore", name)],
-                where=Advice(f" if the {'problems are complete' if context else 'verdicts are right'} without them"),
-            ),
-        )
-    return text
-
-
-def is_part(name: str) -> bool:
-    """Like a part of the question, or like something that decides a verdict."""
-    return any(names.fullmatch(name.lower()) for names in (CONTEXT_NAMES, VERDICT_NAMES))
-
-
-def _ways_out(context: Sequence[str], columns: Columns) -> str:
-    """Options that read columns of the question, for a list that ends with another option."""
-    ways = []
-    for name in context:
-        choices = name.lower().startswith(("choice", "option"))
-        ways.append(f"--choices {name}" if choices else f"--problem {name}+{columns.problem}")
-    return "".join(f"{way}, or " for way in dict.fromkeys(ways))
-
-
-def _require_column(names: Sequence[str], asked: str | None, known: Sequence[str], kind: str) -> str:
-    chosen = _choose_column(names, asked, known, kind)
-    if chosen is None:
+def _find_column(names: Sequence[str], asked: str | None, kind: str, known: Sequence[str] = ()) -> str:
+    found = _known_column(names, known) if asked is None else asked
+    if found is None:
         raise UserError(
             f"no column has a known name for the {kind}",
             value=list(names),
@@ -158,23 +138,15 @@ def _require_column(names: Sequence[str], asked: str | None, known: Sequence[str
                 kind=kind,
             ),
         )
-    return chosen
-
-
-def _choose_column(names: Sequence[str], asked: str | None, known: Sequence[str], kind: str) -> str | None:
-    if asked is None:
-        return _known_column(names, known)
-    if asked not in names and asked.split(".")[0] not in names:
-        guess = nearest(asked, names)
+    if found not in names and found.split(".")[0] not in names:
+        guess = nearest(found, names)
         raise UserError(
             f"there is no such column for the {kind}",
-            value=asked,
+            value=found,
             expected=f"one of {', '.join(names)}",
-            advice=Advice("--{kind} {guess}", kind=kind, guess=guess)
-            if guess
-            else Advice("--{kind} COLUMN, with one of these columns", kind=kind),
+            advice=Advice("--{kind} {guess}", kind=kind, guess=guess or Advice("COLUMN, with one of these columns")),
         )
-    return asked
+    return found
 
 
 def _known_column(names: Sequence[str], known: Sequence[str]) -> str | None:
@@ -183,13 +155,47 @@ def _known_column(names: Sequence[str], known: Sequence[str]) -> str | None:
     return next((by_lower[name] for name in known if name in by_lower), None)
 
 
+def require_read(filled: Sequence[str], columns: Columns, ignored: Sequence[str]) -> list[str]:
+    """The columns that are neither read nor left out by the user; refuses one that looks like a part of the question,
+    or decides a verdict.
+
+    Args:
+        filled: the columns that hold anything.
+    """
+    read = {*(name.split(".")[0] for name in columns.read), *columns.read, *ignored}
+    unread = [name for name in filled if name not in read]
+    context, verdict = (
+        [name for name in unread if known.fullmatch(name.lower())] for known in (CONTEXT_NAMES, VERDICT_NAMES)
+    )
+    if context or verdict:
+        raise UserError(
+            "columns that look like a part of the question are not read"
+            if context
+            else "columns that decide whether an answer is right are not read: no verifier takes them from the data",
+            value=context or verdict,
+            expected="each of them read, or left out by its name",
+            advice=Advice(
+                "{ways}{options} if they are not needed",
+                ways=Advice("".join(dict.fromkeys(_way_to_read(name, columns) for name in context))),
+                options=[word for name in context or verdict for word in ("--ignore", name)],
+            ),
+        )
+    return unread
+
+
+def _way_to_read(column: str, columns: Columns) -> str:
+    if column.lower().startswith(("choice", "option")):
+        return Advice("--choices {column}, or ", column=column)
+    return Advice("--problem {parts}, or ", parts=f"{column}+{columns.problem}")
+
+
 def value_of(row: Mapping[str, Any], column: str) -> object:
     if column in row:
         return row[column]
     first, _, rest = column.partition(".")
     inner = row.get(first)
-    if isinstance(inner, list) and rest.isdigit():
-        return inner[int(rest)] if int(rest) < len(inner) else None
+    if isinstance(inner, list):
+        inner = {str(number): item for number, item in enumerate(inner)}
     return value_of(inner, rest) if rest and isinstance(inner, dict) else None
 
 
@@ -199,23 +205,26 @@ def problem_text(value: object, column: str) -> str:
     Raises:
         BadRowError: it is neither, or empty.
     """
-    return _text(_message(value, column) if isinstance(value, list) else value, column)
+    return plain_text(_message(value, column, "user") if isinstance(value, list) else value, column)
 
 
-def _message(value: list[Any], column: str) -> object:
-    asked = [part.get("content") for part in value if isinstance(part, dict) and part.get("role") == "user"]
-    if len(asked) != 1:
-        raise BadRowError(f"{column} is a list of {len(asked)} messages of the user: it takes one")
-    return asked[0]
+def _message(value: object, column: str, role: str) -> object:
+    """The content of the one message of a role, in OpenAI's form or that of ShareGPT."""
+    parts = [part for part in value if isinstance(part, dict)] if isinstance(value, list) else []
+    said = [
+        part.get("content", part.get("value")) for part in parts if part.get("role", part.get("from")) in SPEAKERS[role]
+    ]
+    if len(said) != 1:
+        raise BadRowError(f"{column} is a list of {len(said)} messages of the {role}: it takes one")
+    return said[0]
 
 
-def gold_answer(value: object, columns: Columns, choices: "Choices | None") -> Gold:
+def gold_answer(value: object, columns: Columns, read: Callable[[object, str], str]) -> Gold:
     """A text, or the letter of a choice. Of several different answers it is each, where any one is right.
 
     Raises:
         BadRowError: one of them makes no answer, or there are several of which all may be meant.
     """
-    read = answer_text if choices is None else choices.letter
     listed = value if isinstance(value, list) and value else [value]
     golds = tuple(dict.fromkeys(read(item, columns.answer) for item in listed))
     if len(golds) > 1 and not columns.any_answer:
@@ -233,29 +242,14 @@ def answer_text(value: object, column: str) -> str:
     Raises:
         BadRowError: there is no text, or a whole solution has no box.
     """
-    text = _text(value, column)
+    text = plain_text(value, column)
     marked = _MARKED.fullmatch(text.splitlines()[-1])
     answer = marked[1] if marked else extract_answer(text)
-    if answer is None and column.split(".")[-1].lower() in SOLUTION_NAMES:
-        raise BadRowError(rf"{column} has no \boxed{{}} with an answer in it")
-    return _text(text if answer is None else answer, column)
-
-
-def id_text(value: object, column: str) -> str:
-    """Raises BadRowError where the id is empty, or neither text nor number."""
-    try:
-        return _text(value, column)
-    except BadRowError as error:
-        raise BadIdError(str(error)) from error
-
-
-def boxes_differ(value: object) -> bool:
-    """Whether a whole solution has several boxes with different contents, of which the last becomes the answer."""
-    if not isinstance(value, str):
-        return False
-    edges = [*(match.start() for match in _BOX.finditer(value)), len(value)]
-    boxes = (extract_answer(value[start:end]) for start, end in pairwise(edges))
-    return len({box for box in boxes if box is not None}) > 1
+    name = column.split(".")[-1].lower()
+    if answer is None and name in SOLUTION_NAMES:
+        whole = f": --answer {column}.1.{CHATS[name]} takes the second message as it is" if name in CHATS else ""
+        raise BadRowError(rf"{column} has no \boxed{{}} with an answer in it{whole}")
+    return plain_text(text if answer is None else answer, column)
 
 
 @dataclass(frozen=True)
@@ -275,15 +269,13 @@ class Choices:
         listed, labels = _choice_items(value)
         if not isinstance(listed, list) or not 2 <= len(listed) <= len(LETTERS):
             raise BadRowError(f"{column} is no list of 2 to {len(LETTERS)} choices")
-        texts = [_text(choice, column) for choice in listed]
-        own = [_OWN_LETTER.match(text) for text in texts]
-        if all(
-            letter is not None and letter[1].upper() == wanted for letter, wanted in zip(own, LETTERS, strict=False)
-        ):
-            texts = [text[letter.end() :] for text, letter in zip(texts, own, strict=True) if letter is not None]
+        texts = [plain_text(choice, column) for choice in listed]
+        own = [match for text in texts if (match := _OWN_LETTER.match(text))]
+        if "".join(letter[1].upper() for letter in own) == LETTERS[: len(texts)]:
+            texts = [text[letter.end() :] for text, letter in zip(texts, own, strict=True)]
         if labels and len(labels) != len(texts):
             raise BadRowError(f"{column} has {len(labels)} labels for {len(texts)} choices")
-        return cls(tuple(texts), tuple(_text(label, column) for label in labels))
+        return cls(tuple(texts), tuple(plain_text(label, column) for label in labels))
 
     def append_to(self, problem: str) -> str:
         """The problem with its choices below it, each with its letter on a line of its own."""
@@ -296,20 +288,20 @@ class Choices:
         Raises:
             BadRowError: it is none of these, or the index of one choice and the text of another.
         """
-        answer = _text(value, column)
+        answer = plain_text(value, column)
         if answer in self.labels:
             return LETTERS[self.labels.index(answer)]
-        indexed = answer.isdecimal() and int(answer) < len(self.texts) and not isinstance(value, int)
-        if indexed and answer in self.texts and self.texts[int(answer)] != answer:
-            raise BadRowError(f"{column} is {answer!r}, which is the index of one choice and the text of another")
-        number = self.texts.index(answer) if self.texts.count(answer) == 1 and not isinstance(value, int) else None
-        if number is None and answer.isdecimal():
-            number = int(answer)
-        elif number is None and len(answer) == 1 and answer.upper() in LETTERS:
-            number = LETTERS.index(answer.upper())
-        if number is None or number >= len(self.texts):
-            raise BadRowError(f"{column} is {answer!r}: it takes an index from 0, a letter or the text of a choice")
-        return LETTERS[number]
+        meant = {number for number, text in enumerate(self.texts) if text == answer and not isinstance(value, int)}
+        if answer.isdecimal():
+            meant.add(int(answer))
+        elif not meant and len(answer) == 1:
+            meant.add(LETTERS.find(answer.upper()))
+        there = [LETTERS[number] for number in meant if 0 <= number < len(self.texts)]
+        if len(there) != 1:
+            raise BadRowError(
+                f"{column} is {answer!r}: it takes an index from 0, a letter or the text of a choice, and of one alone"
+            )
+        return there[0]
 
 
 def _choice_items(value: object) -> tuple[object, list[object]]:
@@ -321,7 +313,7 @@ def _choice_items(value: object) -> tuple[object, list[object]]:
     return value.get("text"), labels if isinstance(labels, list) else []
 
 
-def _text(value: object, column: str) -> str:
+def plain_text(value: object, column: str) -> str:
     if value is None or (isinstance(value, (float, Decimal)) and not math.isfinite(value)):
         raise BadRowError(f"{column} is missing or no finite number")
     if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):

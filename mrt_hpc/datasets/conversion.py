@@ -2,30 +2,19 @@
 
 import hashlib
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from pydantic import ConfigDict
 
 import mrt_hpc
 from mrt_hpc.analysis.measures import Record
-from mrt_hpc.datasets.columns import (
-    Asked,
-    BadIdError,
-    BadRowError,
-    Choices,
-    Columns,
-    boxes_differ,
-    find_columns,
-    gold_answer,
-    id_text,
-    problem_text,
-    unread_columns,
-    value_of,
-)
-from mrt_hpc.datasets.sources import DataSource, Row, Selection, columns_of, open_source, read_rows
+from mrt_hpc.datasets.columns import Asked, BadRowError, Columns, find_columns, plain_text, require_read, value_of
+from mrt_hpc.datasets.sources import DataSource, Selection, open_source, read_rows
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.run.atomic import checksums, write_text
 from mrt_hpc.run.problems import problem_lines
@@ -68,20 +57,17 @@ class Sample:
 
     def of(self, problems: Iterable[Problem]) -> list[Problem]:
         """In the order of the problems; all of them where there are too few."""
-        heap: list[tuple[int, int, Problem]] = []
-        taken: set[int] = set()
-        for number, problem in enumerate(problems):
-            key = self._key(problem)
-            if key in taken or (len(heap) == self.problems and -heap[0][0] <= key):
-                continue
-            taken.add(key)
-            heapq.heappush(heap, (-key, number, problem))
-            if len(heap) > self.problems:
-                taken.remove(-heapq.heappop(heap)[0])
-        return [problem for _, _, problem in sorted(heap, key=lambda entry: entry[1])]
+        smallest = heapq.nsmallest(self.problems, self._keyed(problems))
+        return [problem for _, _, problem in sorted(smallest, key=itemgetter(1))]
 
-    def _key(self, problem: Problem) -> int:
-        return int.from_bytes(hashlib.sha256(f"{self.seed}\n{problem.problem}".encode()).digest())
+    def _keyed(self, problems: Iterable[Problem]) -> Iterator[tuple[bytes, int, Problem]]:
+        """The first problem of each text, with its key and its number."""
+        seen: set[bytes] = set()
+        for number, problem in enumerate(problems):
+            key = hashlib.sha256(f"{self.seed}\n{problem.problem}".encode()).digest()
+            if key not in seen:
+                seen.add(key)
+                yield key, number, problem
 
 
 # -- source record -----------------------------------------------------------------------------------------------------
@@ -140,7 +126,8 @@ class Order:
     source: str
     output: Path
     selection: Selection = field(default_factory=Selection)
-    columns: Asked = field(default_factory=Asked)
+    columns: Asked | Columns = field(default_factory=Asked)
+    """Columns that are known hold all that problems need, as those of the paper's data sets."""
     drop_bad: bool = False
     """Whether rows that make no problem are left out; otherwise the first of them is an error."""
     force: bool = False
@@ -153,16 +140,8 @@ class Order:
     """None takes all."""
     problems: int | None = None
     """The number that must come out; None takes any."""
-    known: bool = False
-    """Whether the columns are known to hold all that problems need, as those of the paper's data sets."""
-
-
-@dataclass(frozen=True)
-class BadRow:
-    where: str
-    reason: str
-    of_id: bool = False
-    """Whether a new id would mend it."""
+    about: str = ""
+    """What is ordered, for a list."""
 
 
 @dataclass(frozen=True)
@@ -171,170 +150,135 @@ class Prepared:
 
     output: Path
     record: SourceRecord
-    dropped: tuple[BadRow, ...]
+    dropped: tuple[str, ...] = ()
+    """The place of each row that made no problem, and why."""
     unread: tuple[str, ...] = ()
-    """Columns with texts or lists that were not read."""
+    """Columns that hold something and were not read."""
     doubtful: tuple[str, ...] = ()
     """Rows whose solutions have several different boxes."""
     new: bool = True
     """False where the file was there already, made in the same way."""
 
 
-@dataclass(frozen=True)
-class _Parsed:
-    problems: tuple[Problem, ...]
-    """Of the sample, where there is one."""
-    bad: tuple[BadRow, ...]
-    rows: int
-    good: int
-    """Problems before a sample was drawn."""
-
-
 def prepare(order: Order) -> Prepared:
     """The record of the source is written first: a command stopped between the two can be repeated."""
-    _refuse_existing(order)
-    source = open_source(order.source, order.selection)
-    _refuse_itself(order.output, source)
-    filled = _filled_columns(source, order)
-    try:
-        columns = find_columns(list(filled), order.columns)
-    except UserError as error:
-        raise error.reword(error.what, where=order.source, advice=error.advice) from error
-    unread = [] if order.known else unread_columns(filled, columns, order.columns)
-    doubtful: list[str] = []
-    parsed = _collect_problems(_outcomes(order, source, columns, doubtful), order.sample)
-    _refuse_bad(order, parsed)
-    _refuse_other_number(order, parsed)
-    text = problem_lines(parsed.problems)
-    record = _record(order, source, columns, parsed, text)
-    order.output.parent.mkdir(parents=True, exist_ok=True)
-    record.write(record_file(order.output))
-    write_text(order.output, text)
-    return Prepared(order.output, record, parsed.bad, tuple(unread), tuple(doubtful))
-
-
-def _refuse_existing(order: Order) -> None:
     if order.output.exists() and not order.force:
         raise UserError(
             "the output is there already", value=str(order.output), advice="name another, or replace it with --force"
         )
+    source = open_source(order.source, order.selection)
+    if order.output.exists() and any(order.output.samefile(file.path) for file in source.files):
+        raise UserError("the output would replace the source", value=str(order.output), advice="name another output")
+    columns, unread = _find_columns(source, order)
+    rows = _Rows(order, source, columns)
+    problems = list(rows.problems()) if order.sample is None else order.sample.of(rows.problems())
+    _refuse_wrong(order, rows, len(problems))
+    text = problem_lines(problems)
+    record = _record(order, rows, text, len(problems))
+    order.output.parent.mkdir(parents=True, exist_ok=True)
+    record.write(record_file(order.output))
+    write_text(order.output, text)
+    return Prepared(order.output, record, tuple(rows.bad), tuple(unread), tuple(rows.doubtful))
 
 
-def _refuse_itself(output: Path, source: DataSource) -> None:
-    if output.exists() and any(output.samefile(file.path) for file in source.files):
-        raise UserError("the output would replace the source", value=str(output), advice="name another output")
-
-
-def _filled_columns(source: DataSource, order: Order) -> dict[str, bool]:
-    """In the order in which the files name them, and whether each holds any text or list."""
-    columns: dict[str, bool] = {}
-    for file in source.files:
-        for name, filled in columns_of(file).items():
-            columns[name] = columns.get(name, False) or filled
-    if not columns:
+def _find_columns(source: DataSource, order: Order) -> tuple[Columns, list[str]]:
+    """And those that are not read: all rows are looked at, as a column may be missing in the first ones."""
+    if isinstance(order.columns, Columns):
+        return order.columns, []
+    filled: dict[str, bool] = {}
+    for _, row in chain.from_iterable(read_rows(file, order.selection) for file in source.files):
+        for name, value in row.items() if isinstance(row, dict) else ():
+            filled[name] = filled.get(name, False) or _holds_anything(value)
+    if not filled:
         raise UserError("the source holds no rows with columns", where=order.source, advice="name another source")
-    return columns
+    try:
+        columns = find_columns(list(filled), order.columns)
+    except UserError as error:
+        raise error.reword(error.what, where=order.source) from error
+    return columns, require_read([name for name in filled if filled[name]], columns, order.columns.ignored)
 
 
-def _outcomes(
-    order: Order, source: DataSource, columns: Columns, doubtful: list[str]
-) -> Iterator[Problem | BadRow | None]:
-    """A problem, a bad row, or None for a row that is not taken. One row at a time is held, as large sources do not fit
-    the memory of a login node. The places of doubtful rows are appended.
+def _holds_anything(value: object) -> bool:
+    """NaN marks an empty cell of a table."""
+    return value is not None and value is not False and value not in ("", [], {}) and value == value
+
+
+@dataclass
+class _Rows:
+    """The rows of a source, and what was found while they became problems. One row at a time is held, as large sources
+    do not fit the memory of a login node.
     """
-    ids: set[str] = set()
-    rows = (row for file in source.files for row in read_rows(file, _needed_columns(order, columns)))
-    for number, row in enumerate(rows):
+
+    order: Order
+    source: DataSource
+    columns: Columns
+    count: int = 0
+    good: int = 0
+    bad: list[str] = field(default_factory=list)
+    doubtful: list[str] = field(default_factory=list)
+    ids: set[str] = field(default_factory=set)
+
+    def problems(self) -> Iterator[Problem]:
+        needed = self.columns.read + ([self.order.keep.column] if self.order.keep else [])
+        known = needed if isinstance(self.order.columns, Columns) else None
+        files = self.source.files
+        for where, row in chain.from_iterable(read_rows(file, self.order.selection, known) for file in files):
+            self.count += 1
+            try:
+                problem = self._problem(where, row)
+            except BadRowError as error:
+                self.bad.append(f"{where}: {error}")
+                continue
+            if problem is not None:
+                self.good += 1
+                yield problem
+
+    def _problem(self, where: str, row: object) -> Problem | None:
+        """None for a row that is not taken. A new id counts the rows of the source, so that a row left out changes no
+        other id.
+        """
+        if not isinstance(row, dict):
+            raise BadRowError(f"the row is of type {type(row).__name__}: it takes an object with columns")
+        if self.order.keep is not None and not self.order.keep.keeps(row):
+            return None
+        problem, gold = self.columns.problem_and_gold(row)
+        name = f"{self.order.stem or self.order.output.stem}-{self.count - 1}"
+        if self.columns.id is not None:
+            name = self._id(value_of(row, self.columns.id), self.columns.id)
+        if isinstance(self.order.columns, Asked) and self.columns.boxes_differ(row):
+            self.doubtful.append(where)
+        return Problem(name, problem, gold)
+
+    def _id(self, value: object, column: str) -> str:
         try:
-            problem = _problem(row, columns, f"{order.stem or order.output.stem}-{number}", order.keep)
-            if columns.id is not None and problem is not None:
-                _refuse_repeated(problem, ids, columns.id)
-            if problem is not None and not order.known and boxes_differ(_value(row, columns.answer)):
-                doubtful.append(row.where)
-            yield problem
+            name = plain_text(value, column)
+            if name in self.ids:
+                raise BadRowError(f"{column} repeats the value {name!r} of an earlier row")
         except BadRowError as error:
-            yield BadRow(row.where, str(error), isinstance(error, BadIdError))
+            raise BadRowError(f"{error}: --new-ids gives every row a new one") from error
+        self.ids.add(name)
+        return name
 
 
-def _value(row: Row, column: str) -> object:
-    """None where the row has no such column; BadRowError where it is no object."""
-    if not isinstance(row.value, dict):
-        raise BadRowError(f"the row is of type {type(row.value).__name__}: it takes an object with columns")
-    return value_of(row.value, column)
-
-
-def _needed_columns(order: Order, columns: Columns) -> list[str] | None:
-    """None reads all columns, as a name with a point may reach into one."""
-    named = list(dict.fromkeys([*columns.read, *([order.keep.column] if order.keep else [])]))
-    return None if any("." in name for name in named) else named
-
-
-def _refuse_repeated(problem: Problem, ids: set[str], column: str) -> None:
-    if problem.id in ids:
-        raise BadIdError(f"{column} repeats the value {problem.id!r} of an earlier row")
-    ids.add(problem.id)
-
-
-def _collect_problems(outcomes: Iterable[Problem | BadRow | None], sample: Sample | None) -> _Parsed:
-    bad: list[BadRow] = []
-    rows = good = 0
-
-    def problems() -> Iterator[Problem]:
-        nonlocal rows, good
-        for outcome in outcomes:
-            rows += 1
-            if isinstance(outcome, BadRow):
-                bad.append(outcome)
-            elif outcome is not None:
-                good += 1
-                yield outcome
-
-    parsed = tuple(problems()) if sample is None else tuple(sample.of(problems()))
-    return _Parsed(parsed, tuple(bad), rows, good)
-
-
-def _problem(row: Row, columns: Columns, new_id: str, keep: AtMost | None) -> Problem | None:
-    """A new id counts the rows of the source, so that a row left out changes no other id."""
-    answer = _value(row, columns.answer)
-    if keep is not None and not keep.keeps(cast("dict[str, Any]", row.value)):
-        return None
-    problem = _join_parts(row, columns.problem_columns)
-    choices = None if columns.choices is None else Choices.of(_value(row, columns.choices), columns.choices)
-    return Problem(
-        id=new_id if columns.id is None else id_text(_value(row, columns.id), columns.id),
-        problem=problem if choices is None else choices.append_to(problem),
-        answer=gold_answer(answer, columns, choices),
-    )
-
-
-def _join_parts(row: Row, names: Sequence[str]) -> str:
-    """The parts of a problem below each other; those before the last one may be empty, as a context that few have."""
-    before = [(_value(row, name), name) for name in names[:-1]]
-    given = [(value, name) for value, name in before if value is not None and str(value).strip()]
-    return "\n\n".join(problem_text(value, name) for value, name in [*given, (_value(row, names[-1]), names[-1])])
-
-
-def _refuse_bad(order: Order, parsed: _Parsed) -> None:
-    if parsed.bad and not order.drop_bad:
-        first = parsed.bad[0]
-        others = f"; {len(parsed.bad) - 1} more rows make none" if len(parsed.bad) > 1 else ""
-        of_id = any(row.of_id for row in parsed.bad)
+def _refuse_wrong(order: Order, rows: _Rows, problems: int) -> None:
+    """A row that makes no problem, or another number of problems than was ordered."""
+    if rows.bad and not order.drop_bad:
+        others = f"; {len(rows.bad) - 1} more rows make none" if len(rows.bad) > 1 else ""
         raise UserError(
-            f"a row makes no problem: {first.reason}{others}",
-            where=first.where,
-            advice="give every row a new id with --new-ids, or leave such rows out with --drop-bad"
-            if of_id
-            else "correct the source, or leave such rows out with --drop-bad",
+            f"a row makes no problem: {rows.bad[0]}{others}",
+            where=order.source,
+            advice="correct the source, or leave such rows out with --drop-bad",
         )
-    if not parsed.problems:
-        raise UserError("no row makes a problem", where=order.source, advice="name the columns: --problem, --answer")
-
-
-def _refuse_other_number(order: Order, parsed: _Parsed) -> None:
-    if order.problems is not None and len(parsed.problems) != order.problems:
+    if not problems:
+        raise UserError(
+            f"no row makes a problem: {rows.bad[0] if rows.bad else 'none is taken'}",
+            where=order.source,
+            advice="name the columns: --problem, --answer",
+        )
+    if order.problems not in (None, problems):
         raise UserError(
             "the source does not hold what its name promises",
-            value=f"{len(parsed.problems)} problems of {parsed.rows} rows",
+            value=f"{problems} problems of {rows.count} rows",
             where=order.source,
             expected=f"{order.problems} problems",
             advice="look whether HF_ENDPOINT names a mirror with other files; or take the part that you mean: "
@@ -342,7 +286,8 @@ def _refuse_other_number(order: Order, parsed: _Parsed) -> None:
         )
 
 
-def _record(order: Order, source: DataSource, columns: Columns, parsed: _Parsed, text: str) -> SourceRecord:
+def _record(order: Order, rows: _Rows, text: str, problems: int) -> SourceRecord:
+    source = rows.source
     sums = checksums([file.path for file in source.files])
     return SourceRecord(
         source=source.name,
@@ -350,13 +295,13 @@ def _record(order: Order, source: DataSource, columns: Columns, parsed: _Parsed,
         config=source.config,
         split=source.split,
         files=[FileChecksum(name=file.name, sha256=sha) for file, sha in zip(source.files, sums, strict=True)],
-        columns=columns,
-        rows=parsed.rows,
-        problems=len(parsed.problems),
-        dropped=len(parsed.bad),
+        columns=rows.columns,
+        rows=rows.count,
+        problems=problems,
+        dropped=len(rows.bad),
         kept=str(order.keep) if order.keep else None,
         sample_seed=order.sample.seed if order.sample else None,
-        sampled_of=parsed.good if order.sample else None,
+        sampled_of=rows.good if order.sample else None,
         sha256=hashlib.sha256(text.encode()).hexdigest(),
         mrt_hpc_version=mrt_hpc.__version__,
     )

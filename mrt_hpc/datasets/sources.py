@@ -2,22 +2,21 @@
 commit of a data set of the Hugging Face hub.
 
 The library ``datasets`` only decides which files belong to a split: it infers types, so that a CSV file's answer 007
-becomes 7, and keeps ten digits of the numbers of a JSON list.
+becomes 7, and keeps ten digits of the numbers of a JSON list. Nor does pyarrow read CSV: it takes all that follows a
+quote which is not closed for one cell.
 """
 
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
-from io import BufferedReader, TextIOWrapper
+from io import StringIO, TextIOWrapper
 from os.path import normpath
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TextIO
 
-from mrt_hpc.datasets.columns import is_part
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.hub import commit_told, hub_errors, own_cache
 from mrt_hpc.recipe.hub_models import PREFIX, cache_directory
@@ -28,25 +27,39 @@ from mrt_hpc.run.problems import first_repeated, once
 _NAME = re.compile(
     r"hub:(?P<repository>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[^/@\s]+))?(?:/(?P<split>[\w.-]+))?", re.ASCII
 )
-ONE_KIND = "a file of JSON lines (.jsonl), JSON (.json), parquet (.parquet) or CSV (.csv); texts also as .gz or .zst"
+ONE_KIND = "a file of JSON lines (.jsonl), JSON (.json), parquet (.parquet) or CSV (.csv, .tsv); texts also .gz or .zst"
+KINDS = {".jsonl": "line", ".ndjson": "line", ".json": "item", ".csv": "row", ".tsv": "row", ".parquet": "row"}
+"""What a file of each ending consists of."""
+TABLES = {".csv": ",", ".tsv": "\t"}
+"""What separates their cells."""
 COMPRESSED = (".gz", ".zst")
 """Behind the ending of a text."""
 OF_A_CARD = (ValueError, TypeError, AttributeError, LookupError, RuntimeError)
 """Raised by ``datasets`` for a card whose fields have other types, and for a folder with a program of its name."""
-LARGEST_CSV_FIELD = LONGEST_LINE
-"""Characters; Python's limit of 128 KiB is shorter than some solutions."""
+TAB = ("tab", "\\t")
+"""What a shell takes for the sign itself."""
 LARGEST_JSON = 2**30
 """Bytes, decompressed."""
+PARQUET_ROWS = 1000
+"""Read at once: some hold pictures."""
+BLANK = object()
+"""An empty line among rows."""
+OTHER_ENCODING = "--encoding latin-1, or the one in which the file was written, such as cp1252 or utf-16"
+OTHER_DELIMITER = "correct that row; or name what separates the cells, as in --delimiter ';' or --delimiter tab"
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of a data set that the user asked for; None where there is no choice."""
+    """The part of a data set that the user asked for, and how its texts are read; None where there is no choice."""
 
     revision: str | None = None
     """Branch, tag or commit of a repository of the hub."""
     config: str | None = None
     split: str | None = None
+    delimiter: str | None = None
+    """Of a CSV file, ``tab`` too; None takes what its ending says."""
+    encoding: str | None = None
+    """Of a text; None takes UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -77,22 +90,23 @@ def open_source(name: str, selection: Selection) -> DataSource:
         return _hub_source(name, selection)
     path = Path(name).expanduser()
     if path.is_dir():
-        _refuse(selection.revision, "revision", "a folder")
+        _refuse_options(selection, "a folder", "revision")
         root = path.resolve()
         config, split, places = choose(str(root), selection, name)
         files = [SourceFile(Path(place).relative_to(root).as_posix(), Path(place)) for place in places]
         return DataSource(name, tuple(files), None, config, split)
     if not path.is_file():
         raise UserError("no such source", value=name, expected=f"{ONE_KIND}, a folder of them, or hub:OWNER/NAME")
-    _refuse(selection.config, "config", "a single file")
-    _refuse(selection.split, "split", "a single file")
-    _refuse(selection.revision, "revision", "a single file")
+    _refuse_options(selection, "a single file", "config", "split", "revision")
     return DataSource(name, (SourceFile(name, path),))
 
 
-def _refuse(value: str | None, option: str, kind: str) -> None:
-    if value is not None:
-        raise UserError(f"{kind} has no {option}", value=value, advice=Advice("leave out --{option}", option=option))
+def _refuse_options(given: Selection, kind: str, *options: str) -> None:
+    for option in options:
+        if (value := getattr(given, option)) is not None:
+            raise UserError(
+                f"{kind} has no {option}", value=value, advice=Advice("leave out --{option}", option=option)
+            )
 
 
 def _hub_source(name: str, options: Selection) -> DataSource:
@@ -130,19 +144,15 @@ def hub_name(text: str, options: Selection) -> tuple[str, Selection]:
             expected="hub:OWNER/NAME[@REVISION][/SPLIT]",
             advice="mrt-hpc data prepare hub:HuggingFaceH4/MATH-500/test data/math500.jsonl",
         )
-    revision = _agree_on("revision", match["revision"], options.revision)
-    split = _agree_on("split", match["split"], options.split)
-    return match["repository"], replace(options, revision=revision, split=split)
-
-
-def _agree_on(kind: str, named: str | None, option: str | None) -> str | None:
-    if named is not None and option is not None and named != option:
-        raise UserError(
-            f"the name and the option ask for two different ones: {kind}",
-            value=f"{named} and {option}",
-            advice=Advice("leave out --{kind}, or leave it out of the name", kind=kind),
-        )
-    return option if named is None else named
+    named = {kind: match[kind] for kind in ("revision", "split") if match[kind] is not None}
+    for kind, value in named.items():
+        if (option := getattr(options, kind)) not in (None, value):
+            raise UserError(
+                f"the name and the option ask for two different ones: {kind}",
+                value=f"{value} and {option}",
+                advice=Advice("leave out --{kind}, or leave it out of the name", kind=kind),
+            )
+    return match["repository"], replace(options, **named)
 
 
 def choose(path: str, asked: Selection, where: str, commit: str | None = None) -> tuple[str, str, list[str]]:
@@ -194,25 +204,42 @@ def choose(path: str, asked: Selection, where: str, commit: str | None = None) -
 # -- reading rows ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Row:
-    """Before its columns are read."""
-
-    where: str
-    """The file, and the line, item or row in it, counted from 1."""
-    value: object
+Row = tuple[str, object]
+"""The file, and the line, item or row in it, counted from 1; and what stands there."""
 
 
-def read_rows(file: SourceFile, columns: Sequence[str] | None = None) -> Iterator[Row]:
-    """The rows of one file, in order. ``columns``: those that are needed, which saves time and memory; None reads
-    all.
+def read_rows(file: SourceFile, asked: Selection = Selection(), columns: Sequence[str] | None = None) -> Iterator[Row]:
+    """The rows of one file, in order. ``columns``: those of a parquet file that are needed, which saves time and
+    memory; None reads all.
     """
-    reader = READERS.get(kind_of(file.path.name))
-    if reader is None:
-        raise UserError("not a kind of data file that can be read", value=file.name, expected=ONE_KIND)
-    if not file.path.is_file():
-        raise UserError("no such data file", value=file.name, expected=ONE_KIND)
-    return reader(file) if columns is None or reader is not _parquet else _parquet(file, columns)
+    from pyarrow import ArrowException
+
+    kind = kind_of(file.path.name)
+    if kind not in KINDS or not file.path.is_file():
+        advice = "save a table as .csv, other rows as .jsonl, and name that file"
+        raise UserError("not a data file that can be read", value=file.name, expected=ONE_KIND, advice=advice)
+    if kind not in TABLES:
+        _refuse_options(asked, f"a {kind} file", "delimiter")
+    if kind == ".parquet":
+        _refuse_options(asked, f"a {kind} file", "encoding")
+    number = 0
+    try:
+        values = _parquet(file, columns) if kind == ".parquet" else _texts(file, kind, asked)
+        for number, value in enumerate(values, start=1):
+            if value is not BLANK:
+                yield f"{file.name}, {KINDS[kind]} {number}", value
+    except (ArrowException, OSError, ValueError, RecursionError, OverflowError, InvalidOperation, csv.Error) as error:
+        if is_of_the_filesystem(error):
+            raise
+        raise UserError(
+            f"the file cannot be read: {error}",
+            where=f"{file.name}, from {KINDS[kind]} {number + 1} on",
+            advice=OTHER_ENCODING
+            if isinstance(error, UnicodeError)
+            else OTHER_DELIMITER
+            if isinstance(error, csv.Error)
+            else "fetch or write the file once more",
+        ) from error
 
 
 def kind_of(name: str) -> str:
@@ -222,178 +249,77 @@ def kind_of(name: str) -> str:
     return inner if path.suffix in COMPRESSED and inner != ".parquet" else path.suffix
 
 
-def columns_of(file: SourceFile) -> dict[str, bool]:
-    """In the order in which the rows name them, and whether each holds any text or list."""
-    if READERS.get(kind_of(file.path.name)) is _parquet and file.path.is_file():
-        from pyarrow import parquet
-
-        with _reading_parquet(file):
-            names = [str(name) for name in parquet.read_schema(file.path).names]
-        return {name: _holds_text(file, name) for name in names}
-    columns: dict[str, bool] = {}
-    for row in read_rows(file):
-        for name, value in row.value.items() if isinstance(row.value, dict) else ():
-            columns[str(name)] = columns.get(str(name), False) or _counts(str(name), value)
-    return columns
-
-
-def _holds_text(file: SourceFile, column: str) -> bool:
-    """Of a parquet file, whose rows are read up to the first text or list."""
-    return any(
-        isinstance(row.value, dict) and _counts(column, row.value.get(column)) for row in _parquet(file, [column])
-    )
-
-
-def _counts(column: str, value: object) -> bool:
-    """A text or a list may belong to the problem; of a column named like a part, anything."""
-    missing = value is None or value == "" or value != value  # NaN, by which a table marks an empty cell
-    return _is_text(value) or (is_part(column) and not missing and value is not False)
-
-
-def _is_text(value: object) -> bool:
-    """A list or an object with content, or a text that is no number."""
-    if not isinstance(value, str):
-        return isinstance(value, (list, dict)) and bool(value)
-    try:
-        float(value)
-    except ValueError:
-        return bool(value.strip())
-    return False
-
-
-@contextmanager
-def _open_text(file: SourceFile) -> Iterator[BufferedReader]:
-    """Decompressed as the file's ending says."""
+def _texts(file: SourceFile, kind: str, asked: Selection) -> Iterator[object]:
+    """The objects of a file that is decompressed as its ending says."""
     import pyarrow as pa
 
-    try:
-        with pa.input_stream(str(file.path), compression="detect") as stream:
-            yield BufferedReader(stream)
-    except OSError as error:
-        if is_of_the_filesystem(error):
-            raise
-        raise UserError(
-            f"the file cannot be read whole: {error}", where=file.name, advice="fetch or write the file once more"
-        ) from error
+    with pa.input_stream(str(file.path), compression="detect") as stream:
+        try:
+            text = TextIOWrapper(stream, asked.encoding or "utf-8-sig", newline="")
+        except LookupError as error:
+            raise UserError(str(error), advice=OTHER_ENCODING) from error
+        if kind == ".json":
+            yield from _json(file, text)
+        elif kind in TABLES:
+            yield from _csv(file, text, asked.delimiter or TABLES[kind])
+        else:
+            yield from map(_parse_json, limited_lines(text, file.name))
 
 
-def _json_lines(file: SourceFile) -> Iterator[Row]:
-    with _open_text(file) as stream:
-        for number, line in enumerate(limited_lines(stream, file.name), start=1):
-            if line.strip():
-                where = f"{file.name}, line {number}"
-                yield Row(where, _parse_json(line, where))
-
-
-def _json(file: SourceFile) -> Iterator[Row]:
+def _json(file: SourceFile, text: TextIO) -> Iterator[object]:
     """The items of a list, or of the one list in an object. Some tools write JSON lines under this ending, too."""
-    with _open_text(file) as stream:
-        content = stream.read(LARGEST_JSON + 1)
+    content = text.read(LARGEST_JSON + 1)
     if len(content) > LARGEST_JSON:
         raise UserError(
             "the file is too large for JSON that is read whole",
             where=file.name,
-            expected=f"at most {LARGEST_JSON:,} bytes, decompressed",
+            expected=f"at most {LARGEST_JSON:,} characters, decompressed",
             advice="write the rows as JSON lines, one object a line, into a file that ends in .jsonl",
         )
-    if _is_lines(content):
-        yield from _json_lines(file)
+    try:
+        value = _parse_json(content)
+    except json.JSONDecodeError as error:
+        if error.msg != "Extra data":
+            raise
+        yield from map(_parse_json, StringIO(content))
         return
-    for number, item in enumerate(_items(_parse_json(content, file.name), file.name), start=1):
-        yield Row(f"{file.name}, item {number}", item)
-
-
-def _is_lines(content: bytes) -> bool:
-    """Whether the first line is an object of its own and more follows."""
-    first, _, rest = content.lstrip().partition(b"\n")
-    if not (first.startswith(b"{") and rest.strip()):
-        return False
-    try:
-        json.loads(first)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _items(value: object, where: str) -> list[object]:
-    if isinstance(value, list):
-        return value
-    lists = {name: part for name, part in value.items() if isinstance(part, list)} if isinstance(value, dict) else {}
+    lists = [part for part in (value.values() if isinstance(value, dict) else [value]) if isinstance(part, list)]
     if len(lists) != 1:
+        raise ValueError(f"{len(lists)} lists of rows where one is expected")
+    yield from lists[0]
+
+
+def _parse_json(text: str) -> Any:
+    """A number keeps all its digits."""
+    return json.loads(text, object_pairs_hook=once, parse_float=Decimal) if text.strip() else BLANK
+
+
+def _csv(file: SourceFile, text: TextIO, delimiter: str) -> Iterator[object]:
+    csv.field_size_limit(LONGEST_LINE)  # that of Python is shorter than some solutions
+    if len(separator := "\t" if delimiter in TAB else delimiter) != 1:
+        raise UserError("a delimiter is one character", value=delimiter, advice=OTHER_DELIMITER)
+    reader = csv.DictReader(limited_lines(text, file.name), delimiter=separator, strict=True)
+    names = [name for name in reader.fieldnames or () if name]
+    if twice := first_repeated(names):
+        raise ValueError(f"column {twice} stands there twice")
+    if len(names) == 1 and (others := [sign for sign in ",;|\t" if sign in names[0]]):
         raise UserError(
-            "the file has no single list of rows",
-            where=where,
-            value=sorted(lists) or type(value).__name__,
-            expected="a list of objects, or an object with one list of objects",
-            advice="write the rows as JSON lines, one object a line, into a file that ends in .jsonl",
+            "the cells are separated by another character",
+            where=file.name,
+            value=names[0],
+            advice=Advice("--delimiter {sign}", sign=others[0].replace("\t", TAB[0])),
         )
-    return next(iter(lists.values()))
+    for value in reader:
+        if None in value or None in value.values():
+            raise csv.Error("it has more or fewer cells than there are columns")
+        yield value
 
 
-def _parse_json(text: bytes, where: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=once, parse_float=Decimal)  # it keeps all digits
-    except (ValueError, RecursionError, InvalidOperation) as error:
-        raise UserError(
-            f"not JSON: {error}", where=where, value=text[:80], advice="fetch or write the file once more"
-        ) from error
-
-
-def _csv(file: SourceFile) -> Iterator[Row]:
-    number = 0
-    usual = csv.field_size_limit(LARGEST_CSV_FIELD)
-    try:
-        with _open_text(file) as stream:
-            text = TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-            reader = csv.DictReader(limited_lines(text, file.name), strict=True)
-            if twice := first_repeated(filter(None, reader.fieldnames or ())):
-                raise csv.Error(f"column {twice} stands there twice")
-            for number, value in enumerate(reader, start=1):
-                if None in value or None in value.values():
-                    raise csv.Error(f"row {number} has more or fewer cells than there are columns")
-                yield Row(f"{file.name}, row {number}", value)
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(
-            f"not a CSV file that can be read: {error}",
-            where=f"{file.name}, after row {number}",
-            expected="UTF-8 text whose first line names the columns",
-            advice="fetch or write the file once more",
-        ) from error
-    finally:
-        csv.field_size_limit(usual)
-
-
-def _parquet(file: SourceFile, columns: Sequence[str] | None = None) -> Iterator[Row]:
+def _parquet(file: SourceFile, columns: Sequence[str] | None) -> Iterator[object]:
     from pyarrow import parquet
 
-    number = 0
-    with _reading_parquet(file), parquet.ParquetFile(file.path) as table:
+    with parquet.ParquetFile(file.path) as table:
         if twice := first_repeated(table.schema_arrow.names):
             raise ValueError(f"column {twice} stands there twice")
-        for batch in table.iter_batches(columns=None if columns is None else list(columns)):
-            for value in batch.to_pylist():
-                number += 1
-                yield Row(f"{file.name}, row {number}", value)
-
-
-@contextmanager
-def _reading_parquet(file: SourceFile) -> Iterator[None]:
-    from pyarrow import ArrowException
-
-    try:
-        yield
-    except (ArrowException, OSError, ValueError, OverflowError) as error:  # of a page, a text, a time in it
-        if is_of_the_filesystem(error):
-            raise
-        raise UserError(
-            f"not a parquet file that can be read: {error}", where=file.name, advice="fetch or write the file once more"
-        ) from error
-
-
-READERS: dict[str, Callable[[SourceFile], Iterator[Row]]] = {
-    ".jsonl": _json_lines,
-    ".ndjson": _json_lines,
-    ".json": _json,
-    ".parquet": _parquet,
-    ".csv": _csv,
-}
+        for batch in table.iter_batches(PARQUET_ROWS, columns=None if columns is None else [*columns]):
+            yield from batch.to_pylist()

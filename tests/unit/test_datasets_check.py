@@ -13,7 +13,7 @@ from commands import refusal, typed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrt_hpc.datasets.check import GRAM_WORDS, Check, CheckReport, FindingKind, SimilarPair, check, similar_pairs, words
+from mrt_hpc.datasets.check import GRAM_WORDS, CheckReport, FindingKind, check, similar_pairs, words
 from mrt_hpc.datasets.conversion import Order, prepare, record_file
 from mrt_hpc.errors import ExitCode
 
@@ -36,7 +36,7 @@ def written(name: str, *rows: tuple[str, str, str | list[str]]) -> Path:
 
 
 def checked(*files: Path, against: Sequence[Path] = (), verifier: str = "exact", **options: Path) -> CheckReport:
-    return check(Check(files, tuple(against), verifier, **options))
+    return check(files, against, verifier, **options)
 
 
 def printed(*arguments: str | Path, code: ExitCode = ExitCode.FATAL) -> str:
@@ -63,9 +63,9 @@ def test_words_are_commands_words_numbers_and_signs() -> None:
 def test_the_overlap_is_the_share_of_common_5_grams() -> None:
     one = tuple("abcdefghijklmn")  # 14 words: 10 grams
     other = (*one[:13], "z")  # the last gram differs: 9 in common, 11 in all
-    assert similar_pairs([one, other], 0.8) == [SimilarPair(0, 1, 9 / 11)]
+    assert similar_pairs([one, other], 0.8) == [(0, 1, 9 / 11)]
     assert similar_pairs([one, other], 0.82) == []
-    assert similar_pairs([one[:8], one[:9]]) == [SimilarPair(0, 1, 0.8)], "4 of 5 grams: just the least"
+    assert similar_pairs([one[:8], one[:9]]) == [(0, 1, 0.8)], "4 of 5 grams: just the least"
     assert similar_pairs([one[:4], one[:4], ()]) == similar_pairs([]) == []
 
 
@@ -76,8 +76,8 @@ def test_the_overlap_is_the_share_of_common_5_grams() -> None:
 def test_no_pair_is_missed(texts: list[tuple[str, ...]], least: float) -> None:
     grams = [{t[i : i + GRAM_WORDS] for i in range(len(t) - GRAM_WORDS + 1)} for t in texts]
     pairs = combinations([(index, found) for index, found in enumerate(grams) if found], 2)
-    overlaps = [SimilarPair(i, j, len(a & b) / len(a | b)) for (i, a), (j, b) in pairs]
-    assert similar_pairs(texts, least) == [pair for pair in overlaps if pair.overlap >= least]
+    overlaps = [(i, j, len(a & b) / len(a | b)) for (i, a), (j, b) in pairs]
+    assert similar_pairs(texts, least) == [pair for pair in overlaps if pair[2] >= least]
 
 
 def test_all_findings_are_listed_where_a_run_would_stop_at_the_first() -> None:
@@ -217,7 +217,7 @@ def test_findings_end_with_status_2_and_are_counted_and_listed_or_whole_as_json(
     shown = printed(train, "--against", test)
     for line in ("1 of 1 pairs", "\n  line 1 (t1), line 2 (t1)\n", "line 1 (t1), line 2 (t1), line 1 (b1)\n", "3 find"):
         assert line in shown
-    assert "│ train.jsonl │ test.jsonl │ 1 │ │" in " ".join(shown.split()), "one problem in both, and no similar one"
+    assert "│ train.jsonl and test.jsonl │ │ │ │ 1 │" in " ".join(shown.split()), "one problem is in both"
     printed(test, code=ExitCode.OK)
     path = written("a.jsonl", *((str(number), f"number {number % 12}", "1") for number in range(24)))
     assert "2 more; --json" in printed(path)

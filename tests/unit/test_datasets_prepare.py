@@ -3,7 +3,10 @@
 import gzip
 import hashlib
 import json
+import os
 import random
+import re
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,19 +18,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from basics import ROOT
 from commands import in_a_process, refusal, typed
 from data_files import json_lines, parquet
 from hub_server import COMMIT, Faults, Repository, serving
 
 import mrt_hpc
-from mrt_hpc.datasets.columns import Asked, BadRowError, Columns, find_columns, gold_answer, problem_text
+from mrt_hpc.datasets.columns import Asked, BadRowError, Columns, find_columns
 from mrt_hpc.datasets.conversion import Order, Sample, SourceRecord, prepare, record_file
-from mrt_hpc.datasets.named import BY_NAME, SOURCES, NamedSource, fetch_command, fetch_data
+from mrt_hpc.datasets.named import BY_NAME, ORDERS, fetch_command, fetch_data
 from mrt_hpc.datasets.sources import Selection, choose, hub_name
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.problems import read_problems
-from mrt_hpc.run.records import Problem
+from mrt_hpc.run.records import Gold, Problem
 
 OUT = Path("mine.jsonl")
 TEXTS = [("What is 1+1?", 2), ("Half of 5?", 2.5), ("Half of 8?", 4.0)]
@@ -69,69 +73,104 @@ YEAR_146_MILLION = pa.scalar(2**62, type=pa.timestamp("ms"))
 SOUND = parquet_of([["p" * 999], ["1"]], ["problem", "answer"])
 DAMAGED = SOUND[:4] + b"\xff" * 36 + SOUND[40:]
 CSV = b"Question,Answer\nWhat is 1+1?,2\nHalf of 5?,2.5\nHalf of 8?,4\n"
+SEMICOLONS, TABS = CSV.replace(b",", b";"), CSV.replace(b",", b"\t")
+CHAT = [
+    {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": rf"So \boxed{{{answer:g}}}."}]}
+    for text, answer in TEXTS
+]
+SHARE_GPT = [{"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": f"Think.\n#### {answer:g}"}]}
+             for text, answer in TEXTS]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "options"),
     [
-        ("rows.ndjson", json_lines(ROWS).replace(b"\n", b"\n\n")),
-        ("rows.json", json.dumps(ROWS, indent=1).encode()),
-        ("rows.json", json.dumps({"version": "1", "data": ROWS}).encode()),
-        ("rows.json", json_lines(ROWS)),
-        ("rows.parquet", parquet(FLOATS)),
-        ("rows.csv", CSV.replace(b"\n", b"\r\n").replace(b"Question", b"\xef\xbb\xbfQuestion")),
-        ("rows.csv", CSV.replace(b"\n", b",,\n")),
-        ("rows.csv", CSV.replace(b"\n", b"," + b"so " * 100_000 + b"\n")),
-        ("rows.json.gz", gzip.compress(json.dumps(ROWS).encode(), mtime=0)),
-        ("rows.csv.gz", gzip.compress(CSV, mtime=0)),
-        ("rows.jsonl.zst", pa.compress(json_lines(ROWS), codec="zstd", asbytes=True)),
+        ("rows.ndjson", json_lines(ROWS).replace(b"\n", b"\n\n"), ""),
+        ("rows.json", json.dumps(ROWS, indent=1).encode(), ""),
+        ("rows.json", json.dumps({"version": "1", "data": ROWS}).encode(), ""),
+        ("rows.json", json_lines(ROWS), ""),
+        ("rows.jsonl", json_lines(CHAT), ""),
+        ("rows.parquet", parquet(SHARE_GPT), ""),
+        (
+            "rows.jsonl",
+            json_lines(CHAT).replace(rb"So \\boxed{", b"").replace(b"}.", b""),
+            "--answer messages.1.content",
+        ),
+        ("rows.parquet", parquet(FLOATS), ""),
+        ("rows.csv", CSV.replace(b"\n", b"\r\n").replace(b"Question", b"\xef\xbb\xbfQuestion"), ""),
+        ("rows.csv", CSV.replace(b"\n", b",,\n"), ""),
+        ("rows.csv", CSV.replace(b"\n", b"," + b"so " * 100_000 + b"\n"), ""),
+        ("rows.csv", SEMICOLONS, "--delimiter ;"),
+        ("rows.csv", TABS, "--delimiter tab"),
+        ("rows.tsv", TABS, ""),
+        ("rows.csv", CSV.decode().encode("utf-16"), "--encoding utf-16"),
+        ("rows.json.gz", gzip.compress(json.dumps(ROWS).encode(), mtime=0), ""),
+        ("rows.csv.gz", gzip.compress(CSV, mtime=0), ""),
+        ("rows.jsonl.zst", pa.compress(json_lines(ROWS), codec="zstd", asbytes=True), ""),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{len(value)} bytes",
 )
-def test_each_kind_of_file_makes_the_same_problems(name: str, content: bytes) -> None:
+def test_each_kind_of_file_makes_the_same_problems(name: str, content: bytes, options: str) -> None:
     Path(name).write_bytes(content)
-    prepared(name)
+    prepared(name, *options.split())
     assert read_problems(OUT) == PROBLEMS
     if name.endswith((".gz", ".zst")):
         Path(name).write_bytes(content[: len(content) // 2])
-        assert "cannot be read whole" in prepared(name, "--force", code=ExitCode.FATAL)
+        assert "cannot be read" in prepared(name, "--force", code=ExitCode.FATAL)
+
+
+LATIN = 'Größe,Lösung\n"1 ½?",007\n"x\n\n",None\n'.encode("latin-1")
+ROW = b'{"problem": "x", "answer": "1"}\n'
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "where"),
+    ("name", "content", "options", "told"),
     [
-        ("rows.txt", b"problem,answer\n1+1?,2\n", "rows.txt"),
-        ("rows.csv", b"problem,answer\n1+1?,2,3\n", "rows.csv"),
-        ("rows.csv", b"problem,answer,level\n100+23?,123,1\n200+34?,2", "row 2"),  # as a file that was cut
-        ("rows.parquet", parquet_of([NOT_UTF_8, ["1"]], ["problem", "answer"]), "rows.parquet"),
-        ("rows.parquet", parquet_of([["p"], [YEAR_146_MILLION]], ["problem", "answer"]), "rows.parquet"),
-        ("rows.parquet", DAMAGED, "rows.parquet"),
-        ("rows.parquet", ANSWERED_TWICE, "answer stands there twice"),
-        ("rows.csv", b"problem,answer\n\xff,2\n", "rows.csv"),
-        ("rows.csv", b"problem,answer,answer\n1+1?,2,3\n", "rows.csv"),
-        ("rows.jsonl", b'{"problem": "x", "answer": "1", "answer": "2"}\n', "line 1"),
-        ("rows.jsonl", b'{"problem": "x", "answer": "1"}\n{"prob', "line 2"),
-        ("rows.json", b'{"a": [{"problem": "x", "answer": "1"}], "b": []}', "rows.json"),
-        ("rows.json", b"[1, ", "rows.json"),
-        ("rows.parquet", b"PAR1 and no more", "rows.parquet"),
-        ("rows.jsonl", b"\n\n", "rows.jsonl"),
-        ("rows.jsonl", b'{"problem": "", "answer": "1"}\n', "rows.jsonl"),
-        ("none.jsonl", None, "none.jsonl"),
+        ("rows.txt", b"problem,answer\n1+1?,2\n", "", "rows.txt"),
+        ("rows.csv", b"problem,answer\n1+1?,2,3\n", "", "row 1 on"),
+        ("rows.csv", b"problem,answer,level\n100+23?,123,1\n200+34?,2", "", "row 2 on"),  # as a file that was cut
+        ("rows.csv", b'problem,answer\n1?,1\n"2?,2\n3?,3\n', "", "row 2 on"),  # a quote that is not closed
+        ("rows.csv", SEMICOLONS, "", "--delimiter ';'"),
+        ("rows.csv", TABS, "", "--delimiter tab"),
+        ("rows.tsv", CSV, "", "--delimiter ,"),
+        ("rows.csv", CSV, "--delimiter ;;", "--delimiter ';'"),
+        ("rows.jsonl", ROW, "--delimiter ;", "leave out --delimiter"),
+        ("rows.parquet", parquet(FLOATS), "--encoding latin-1", "leave out --encoding"),
+        ("rows.csv", LATIN, "", "--encoding latin-1"),
+        ("rows.csv", LATIN, "--encoding latin-11", "--encoding latin-1,"),
+        ("rows.jsonl", ROW.decode().encode("utf-16"), "", "--encoding latin-1, or"),
+        ("rows.jsonl", json_lines([{"messages": CHAT[0]["messages"] * 2}]), "", "2 messages of the user"),
+        ("rows.jsonl", json_lines([{"messages": [{"role": "user", "content": "1+1?"}]}]), "", "0 messages of the"),
+        ("rows.jsonl", json_lines(CHAT).replace(b"boxed", b"bold"), "", "--answer messages.1.content"),
+        ("rows.jsonl", json_lines(SHARE_GPT).replace(b"####", b"So"), "", "--answer conversations.1.value"),
+        ("rows.parquet", parquet_of([NOT_UTF_8, ["1"]], ["problem", "answer"]), "", "rows.parquet"),
+        ("rows.parquet", parquet_of([["p"], [YEAR_146_MILLION]], ["problem", "answer"]), "", "rows.parquet"),
+        ("rows.parquet", DAMAGED, "", "rows.parquet"),
+        ("rows.parquet", ANSWERED_TWICE, "", "answer stands there twice"),
+        ("rows.csv", b"problem,answer,answer\n1+1?,2,3\n", "", "answer stands there twice"),
+        ("rows.jsonl", b'{"problem": "x", "answer": "1", "answer": "2"}\n', "", "line 1 on"),
+        ("rows.jsonl", ROW + b'\n{"prob', "", "line 3 on"),
+        ("rows.json", b'{"a": [{"problem": "x", "answer": "1"}], "b": []}', "", "2 lists of rows"),
+        ("rows.json", b"[1, ", "", "rows.json"),
+        ("rows.parquet", b"PAR1 and no more", "", "rows.parquet"),
+        ("rows.jsonl", b"\n\n", "", "rows.jsonl"),
+        ("rows.jsonl", b'{"problem": "", "answer": "1"}\n', "", "rows.jsonl"),
+        ("none.jsonl", None, "", "none.jsonl"),
     ],
 )
-def test_a_source_that_cannot_be_read_is_refused(name: str, content: bytes | None, where: str) -> None:
+def test_a_source_that_cannot_be_read_is_refused(name: str, content: bytes | None, options: str, told: str) -> None:
     if content is not None:
         Path(name).write_bytes(content)
-    assert where in prepared(name, "--drop-bad", code=ExitCode.FATAL)
+    assert told in prepared(name, "--drop-bad", *options.split(), code=ExitCode.FATAL)
     assert not OUT.exists()
 
 
 def test_texts_stay_as_they_are() -> None:
     """The library that chooses the files would read 7, no answer, and ten digits."""
     Path("set").mkdir()
-    rows = 'question,answer\n3+4?,007\n"Is ""it""\r\nthere?",None\npi?,3.14159265358979\n'
-    Path("set/train.csv").write_text(rows, newline="")
-    prepared("set")
+    rows = 'Größe;answer\n3+4?;007\n"Is ""it""\r\nthere?";None\npi?;3.14159265358979\n'
+    Path("set/train.csv").write_bytes(rows.encode("latin-1"))
+    prepared("set", "--delimiter", ";", "--encoding", "latin-1", "--problem", "Größe")
     texts = [("3+4?", "007"), ('Is "it"\r\nthere?', "None"), ("pi?", "3.14159265358979")]
     assert read_problems(OUT) == [Problem(f"mine-{n}", *text) for n, text in enumerate(texts)]
 
@@ -177,8 +216,7 @@ def test_a_bad_row_is_refused_by_its_place_or_left_out() -> None:
     assert [path.name for path in Path().iterdir()] == ["rows.jsonl"]
     shown = of_rows(BAD, "--drop-bad")
     assert [problem.id for problem in read_problems(OUT)] == ["a", "d"]
-    left_out = [line.partition(": ")[0].rpartition(" ")[2] for line in shown.splitlines() if "left out" in line]
-    assert left_out == [*"2345"]
+    assert re.findall(r"left out rows.jsonl, line (\d)", shown) == [*"2345"]
 
 
 def test_known_columns_are_found_and_named_ones_come_first() -> None:
@@ -215,17 +253,17 @@ def test_a_number_keeps_the_digits_of_its_file() -> None:
 
 
 def test_the_texts_of_values() -> None:
-    answer, solution = Columns("problem", "answer", None), Columns("problem", "solution", None)
+    answer, solution = Columns("problem", "answer"), Columns("problem", "solution")
+
+    def gold(columns: Columns, value: object) -> Gold:
+        return columns.problem_and_gold({"problem": "x", columns.answer: value})[1]
+
     for value, expected in ANSWERS.items():
-        assert gold_answer([*value] if isinstance(value, tuple) else value, answer, None) == expected
-    assert gold_answer(r"First \boxed{1}, so in all \boxed{\frac{1}{2}}.", solution, None) == r"\frac{1}{2}"
+        assert gold(answer, [*value] if isinstance(value, tuple) else value) == expected
+    assert gold(solution, r"First \boxed{1}, so in all \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
     for columns, value in (*((answer, v) for v in NO_ANSWERS), (solution, "so it is 7"), (solution, r"\boxed{ }")):
         with pytest.raises(BadRowError, match=columns.answer):
-            gold_answer(value, columns, None)
-    asked = {"role": "user", "content": "What is 1+1?"}
-    assert problem_text([{"role": "system", "content": "Be brief."}, asked], "prompt") == "What is 1+1?"
-    with pytest.raises(BadRowError):
-        problem_text([asked, asked], "prompt")
+            gold(columns, value)
 
 
 SVAMP = [
@@ -423,7 +461,7 @@ FILES = {
     "di-zhang-fdu/AIME_1983_2024": {"AIME_Dataset_1983_2024.csv": AIME.encode(), "README.md": b"# AIME"},
 }
 """Data sets of the layout, the columns and, but for NuminaMath, the numbers of rows of those on the hub."""
-REVISIONS = {source.repository: source.revision for source in SOURCES}
+REVISIONS = dict(order.source.removeprefix("hub:").rpartition("/")[0].split("@") for order in ORDERS)
 SHARDS = {
     "README.md": b"# no front matter\n",
     "data/train-00000-of-00001.parquet": parquet(FLOATS[:1]),
@@ -491,33 +529,28 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("source", [s for s in SOURCES if s.sample is None], ids=lambda source: source.name)
-def test_each_name_gives_its_problems(source: NamedSource, hub: dict[str, str]) -> None:
-    on_hub(hub, "fetch", source.name)
-    found, record = of(source.name)
-    assert len(found) == source.problems
-    assert (record.source, record.revision, record.split) == (source.source, source.revision, source.split)
-    number, problem = FOUND.get(source.name, (0, found[0]))
-    assert found[number] == problem
-    assert not any(problem.id.startswith("2024-") for problem in found), "AIME ends with 2023"
+FETCH_ALL = "from mrt_hpc.datasets.named import ORDERS, fetch_data\nfor o in ORDERS: fetch_data(o.output.stem, None)"
 
 
-def test_the_smaller_sample_is_a_part_of_the_larger_one_and_is_not_taken_for_it(hub: dict[str, str]) -> None:
-    for number in (4000, 10000):
-        on_hub(hub, "fetch", f"numina_math_{number}")
+def test_each_name_gives_its_problems_and_is_not_fetched_again(hub: dict[str, str]) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **hub}
+    subprocess.run([sys.executable, "-c", FETCH_ALL], env=environment, check=True)
+    for order in ORDERS:
+        name = order.output.stem
+        found, record = of(name)
+        assert (len(found), record.source) == (order.problems, order.source)
+        number, problem = FOUND.get(name, (0, found[0]))
+        assert found[number] == problem
+        assert not any(problem.id.startswith("2024-") for problem in found), "AIME ends with 2023"
     (small, record), (large, _) = of("numina_math_4000"), of("numina_math_10000")
     assert (record.rows, record.dropped, record.sampled_of, record.sample_seed) == (20_000, 4_000, 16_000, 0)
-    assert (len(small), len(large), set(small) < set(large)) == (4_000, 10_000, True)
+    assert set(small) < set(large)
     assert [p.id for p in small] == sorted((p.id for p in small), key=lambda name: int(name.split("-")[1]))
     assert all(p.id == f"numina_math-{int(p.answer) - 1}" for p in small), "whatever the name of the file"
-    refused = printed("data", "fetch", "numina_math_10000", "data/numina_math_4000.jsonl", code=ExitCode.FATAL)
-    assert "not of this source" in refused
-
-
-def test_a_file_that_is_there_is_not_fetched_again(hub: dict[str, str]) -> None:
-    on_hub(hub, "fetch", "aime25")
+    for name, other in (("numina_math_10000", "numina_math_4000"), ("aime24", "aime25")):
+        refused = printed("data", "fetch", name, f"data/{other}.jsonl", code=ExitCode.FATAL)
+        assert "not of this source" in refused, "the smaller sample is not taken for the larger one"
     assert not fetch_data("aime25", None).new
-    assert "not of this source" in printed("data", "fetch", "aime24", "data/aime25.jsonl", code=ExitCode.FATAL)
     with Path("data/aime25.jsonl").open("a") as stream:
         stream.write("\n")
     assert "--force" in printed("data", "fetch", "aime25", code=ExitCode.FATAL)

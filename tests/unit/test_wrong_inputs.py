@@ -70,7 +70,7 @@ WRONG = {
     "recipes copy quikstart": "quickstart is the nearest",
     "data check nowhere.jsonl": "nowhere.jsonl",
     "data prepare data.jsonl out.jsonl": "answer",
-    "data prepare semicolons.csv out.jsonl": "problem",
+    "data prepare semicolons.csv out.jsonl": "--delimiter",
     "data fetch nothing": "mrt-hpc data fetch",
     "judge foo 3 --recipe nothere": "there is no such recipe",
 }
