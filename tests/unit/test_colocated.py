@@ -35,7 +35,6 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.sampling.round_sampler import Rounds
 from mrt_hpc.roles.sampling.serving import Rest
-from mrt_hpc.roles.sampling.verified_weights import NodeFolder
 from mrt_hpc.roles.task.context import Companion, Task, turn_of
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.run.event_stream import EventStream, has_progressed
@@ -159,7 +158,7 @@ def test_a_filesystem_without_locks_is_named(number: int, tmp_path: Path, monkey
     monkeypatch.setattr(fcntl, "flock", refuse)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "left").touch()
-    for attempt in (Turn(tmp_path / "turn").take, partial(remove_abandoned, [tmp_path / "left"]), NodeFolder.make):
+    for attempt in (Turn(tmp_path / "turn").take, partial(remove_abandoned, [tmp_path / "left"])):
         refused = refusal(attempt)
         assert ("scratch" in str(refused.advice), str(tmp_path) in str(refused.where)) == (True, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["left", "turn"]
