@@ -12,10 +12,10 @@ from scipy.stats import t as student
 
 from mrt_hpc.analysis import efficiency, episode_progress, scaling
 from mrt_hpc.analysis.accuracy_by_budget import AccuracyAt, analyse_extrapolation
-from mrt_hpc.analysis.analysis_files import Analysis, gain_table, table_csv
+from mrt_hpc.analysis.analysis_files import Analysis, table_csv
 from mrt_hpc.analysis.efficiency import analyse_efficiency, default_levels, efficiencies, ratio_text, tokens_to
 from mrt_hpc.analysis.episode_progress import Difficulty
-from mrt_hpc.analysis.intervals import IntervalEstimate, mean_gain
+from mrt_hpc.analysis.intervals import IntervalEstimate
 from mrt_hpc.analysis.model_samples import (
     EvaluatedBoundary,
     EvaluatedTrace,
@@ -34,21 +34,6 @@ from mrt_hpc.run.groups import Outcomes, RolloutOutcome
 from mrt_hpc.run.records import FinishReason
 
 MODEL = model(PROBLEMS)
-
-
-def test_differences_of_regret_are_corrected_for_all_budgets_and_models() -> None:
-    """Ten differences of 0.12 and -0.08 by turns have a standard error of 0.1 / 3, so t = 0.6 with 9 degrees of
-    freedom; those of 0.45 and 0.35 have t = 24. Both are tested at two budgets of one model.
-    """
-    rows, corrected = gain_table("t", ("model", "gain"), [(("m",), mean_gain([(before(*g), LAST)])) for g in GAINS])
-    p = [2 * student.sf(0.6, 9), 2 * student.sf(24, 9)]
-    assert [row[4] for row in rows.rows] == pytest.approx(p)
-    assert corrected == [row[5] for row in rows.rows] == pytest.approx([p[0], 2 * p[1]])
-    both = [replace(MODEL, name=name) for name in ("first", "second", "third")]
-    found = analyse_regret(both, [30, 60])
-    assert found.tables[2].columns[-2:] == ("p", "corrected_p") and len(found.tables[2].rows) == 4
-    assert "corrected for the 4 shown" in found.remarks[-2]
-    assert not analyse_regret(both[:1], [30, 60]).remarks
 
 
 def test_the_sentence_on_the_last_budget_has_the_correction_of_its_row() -> None:
@@ -130,7 +115,6 @@ def test_a_model_that_does_not_think_stands_beside_the_votes() -> None:
 
 
 LAST = {str(n): 0.5 + n / 100 for n in range(10)}
-GAINS = ((0.02, 0.1), (0.4, 0.05))
 
 
 def before(gain: float, spread: float) -> dict[str, float]:

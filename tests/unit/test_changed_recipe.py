@@ -166,7 +166,6 @@ def test_what_decides_nothing_is_accepted(run: Run, begun: tuple[str], change: t
     ("begun", "done", "change", "fact"),
     [
         ((), None, ("training.learning_rate=1e-3",), "training.learning_rate was 0.0007 and is 0.001"),
-        ((), 1, ("schedule.iterations=24",), "schedule.iterations was 20 and is 24"),
         (CONSTANT, 6, (*CONSTANT, "schedule.iterations=5"), "schedule.iterations"),
         (CONSTANT, 10, (*CONSTANT, "schedule.iterations=80", "training.warmup_steps=3"), "training.warmup_steps was"),
         (PACKED, 20, ("training.batching=shared", "resources.trainer.ranks=2"), "training.batching"),

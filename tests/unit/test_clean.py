@@ -3,12 +3,12 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from basics import executable
 from commands import commands_first, typed
+from families import holder_of
 from slurm_texts import squeue_prints
 from synthetic_run import Shape, SyntheticRun
 
@@ -138,16 +138,8 @@ def test_a_run_whose_jobs_are_or_may_be_queued_is_not_touched(
 
 
 def test_a_run_of_this_machine_that_runs_is_not_touched(run: RunLayout) -> None:
-    hold = (
-        "import sys, time; from pathlib import Path; from mrt_hpc.attempt.ledger import claim_run; "
-        "from mrt_hpc.run.layout import RunLayout\n"
-        "with claim_run(RunLayout(Path(sys.argv[1])), 60): print('held', flush=True); time.sleep(60)"
-    )
-    command = [sys.executable, "-c", hold, str(run.root)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout and process.stdout.readline() == "held\n"
+    with holder_of(run.root) as process:
         shown = clean(run, "--yes", exits=2)
-        process.kill()
     assert (f"process {process.pid}" in shown, "KiB" in shown) == (True, False), "it is refused before the table"
     assert len(published_versions(run)) == LAST + 1
 

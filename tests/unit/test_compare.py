@@ -239,24 +239,6 @@ def test_versions_and_measures_are_chosen(run: RunLayout, tmp_path: Path) -> Non
         assert [row["verdict"] for row in csv.DictReader(stream)] == [row["verdict"] for row in shown["comparisons"]]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fact"),
-    [
-        (["{}@20"], "next:     mrt-hpc compare {}@20 {}@first\n"),
-        (["{}@20", "{}@last"], "named twice"),
-        (["{}@3", "{}@20"], "expected: one of {}@0, {}@20\n"),
-        (["{}@newest"], "newest"),
-        (["{}", "--benchmark", "held_out"], "next:     --benchmark held-out"),
-        (["{}", "--measure", "pass@3"], "pass@3 needs 3 samples"),
-        (["{}", "--measure", "accuracy"], "accuracy"),
-        (["{}/nothing", "{}"], "{}/nothing"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(run: RunLayout, arguments: list[str], fact: str) -> None:
-    refused = typed("compare", *(text.replace("{}", str(run.root)) for text in arguments), exits=ExitCode.FATAL)
-    assert fact.replace("{}", str(run.root)) in refused.stderr
-
-
 def test_a_shard_that_was_changed_is_refused_and_one_of_other_settings_does_not_count(tmp_path: Path) -> None:
     run = rewarded_run(tmp_path / "run", {0: 0.0, 20: 1.0})
     recipe = read_recipe_lock(run.recipe_lock)

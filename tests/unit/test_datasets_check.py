@@ -1,7 +1,6 @@
 """A check of data files finds every repeat, every problem that two files share, and every answer that is unreadable."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -9,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from commands import refusal, typed
+from commands import python, refusal, typed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -206,9 +205,8 @@ def test_a_login_node_checks_numbers_and_says_what_other_answers_need() -> None:
     numbers = written("numbers.jsonl", ("1", "x", "7"), ("2", "y", "-2.5"), ("3", "z", "1,080"))
     others = written("others.jsonl", ("1", "x", "x+1"))
     for path, code in ((numbers, ExitCode.OK), (others, ExitCode.FATAL)):
-        command = [sys.executable, "-c", WITHOUT_GRADER, path]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, "--verifier exact" in done.stderr) == (code, code != ExitCode.OK)
+        told = python("-c", WITHOUT_GRADER, path, exits=code).stderr
+        assert ("--verifier exact" in told) == (code != ExitCode.OK)
 
 
 def test_findings_end_with_status_2_and_are_counted_and_listed_or_whole_as_json() -> None:

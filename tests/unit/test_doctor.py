@@ -157,7 +157,6 @@ GPUS_4, GPUS_3 = "cluster|||cpu=1000,gres/gpu=4,mem=10G", "cluster|||gres/gpu=3"
 OTHER_MACHINE = {"slurm": says(architectures=("Arch=x86_64", "Arch=aarch64"))}
 COLOCATED = ("schedule.coupling=colocated", "resources.inference.tasks=1", "resources.inference.gpus=4")
 ALONE = " ".join(f"--set {option}" for option in COLOCATED)
-MISSPELT = {"partitions": {"cpu": "cpuu"}}
 BARE_PYTHON = {"python": "/usr/bin/python3", "environment": {"PYTHONPATH": ""}}
 NO_APPTAINER = {"image": str(QUICKSTART), "executable": "no-such-apptainer"}
 WAITS = {"facts": None, "problem": "no answer", "waits": True}
@@ -194,10 +193,8 @@ FAULTS = {
     "PreemptMode=SUSPEND": doubtful("preemption", "", slurm=says(partitions=SUSPEND), site=preempted(25)),
     "GraceTime": doubtful("preemption notice", "preemption_notice_s: 25", site=preempted(300)),
     # partitions, accounts, QOS, GPUs
-    "misspelt": Fault("partition", "partitions.cpu in the site profile to one of cpu, gpu", site=MISSPELT),
     "partition down": doubtful("partition", "", slurm=says(partitions=("State=UP", "State=DOWN"))),
     "AllowGroups": Fault("partition", "", slurm=says(partitions=("AllowGroups=ALL", "AllowGroups=staff"))),
-    "not the user's account": Fault("account", "set account to one of lab", site={"account": "labb"}),
     "not the user's account for GPUs": Fault(
         "account of gpu jobs", "one of lab", recipe=REFERENCE, site={"account": {"cpu": "lab", "gpu": "h100"}}
     ),
@@ -210,7 +207,6 @@ FAULTS = {
     "only parts of GPUs": of_gpus("set partitions.gpu", "gpu:1g.10gb:56"),
     "uncounted whole nodes": doubtful("whole nodes", "node_gpus: 2", recipe=REFERENCE, slurm=says(partitions=WHOLE)),
     "nodes that jobs share": doubtful("whole nodes", "node_gpus: null", recipe=REFERENCE, site={"node_gpus": 8}),
-    "small nodes": Fault("node size", "lower resources.trainer", recipe=REFERENCE),
     "a request that Slurm refuses": Fault("sbatch", "what is named", plant=has_sbatch("Invalid account")),
     "a cluster that does not test": Fault("sbatch", "asks again", NOT_KNOWN, plant=has_sbatch("timed out in DOWN")),
     "plan beyond the profile": Fault("plan", "time_limit_minutes=10", site={"max_time_minutes": 10}),

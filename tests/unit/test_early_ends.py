@@ -103,15 +103,6 @@ def test_a_setup_line_that_fails_keeps_no_job_from_its_work(run: CannedRun) -> N
     assert "a setup line of the site profile ended with exit code 1: false" in log
 
 
-def test_a_node_that_does_not_see_the_run(run: CannedRun) -> None:
-    run.queue()
-    run.accounts("11|FAILED|0:53|node1|1")
-    text = typed("explain", run.layout.root).output
-    assert "does not see the run directory" in text
-    assert advice(text).startswith("mv the run directory") and advice(text).endswith("mrt-hpc submit NEWPATH")
-    assert "mrt-hpc explain" in typed("logs", run.layout.root, exits=2).output
-
-
 def test_the_record_of_a_killed_attempt_has_its_exit_code_in_words(run: CannedRun) -> None:
     for code, words in ((132, "another kind of processor"), (134, "aborted"), (135, "bus error"), (139, "crashed")):
         record = settle(run.layout, PREPARE, 0, f"{code}.0", code, retries=0)

@@ -254,16 +254,6 @@ def test_what_decides_numbers_makes_another_run_directory_and_resources_do_not(t
     assert len(set(names)) == 5
 
 
-def test_a_changed_file_is_named_where_the_directory_is_given(whole: Path, tmp_path: Path) -> None:
-    problems = tmp_path / "p.jsonl"
-    suite = suite_at(tmp_path, "benchmarks: [{name: b, problems: {type: jsonl, path: p.jsonl}}]\n")
-    problems.write_text('{"id": "1", "problem": "x", "answer": "1"}\n')
-    evaluation_of(recipe_of(whole, suite=suite), tmp_path / "eval")
-    problems.write_text('{"id": "1", "problem": "x", "answer": "2"}\n')
-    refused = refusal(evaluation_of, recipe_of(whole, suite=suite), tmp_path / "eval")
-    assert f"inputs.{problems}" in refused.message()
-
-
 def test_the_plan_has_a_task_for_each_model_benchmark_and_shard(run: Path) -> None:
     recipe = recipe_of(f"{run}@0,last", changes=("evaluation.problem_shards=3",))
     plan = evaluation_plan(recipe, LocalSite())

@@ -167,15 +167,6 @@ def test_a_reason_is_shown_whole_and_a_defect_with_its_type_and_place(tasks: tup
     assert all(part in reason for part in ("ValueError: empty separator", "test_explain.py", "mrt-hpc logs"))
 
 
-def test_a_run_whose_lock_is_gone_is_not_sent_in_a_circle(run: CannedRun) -> None:
-    run.layout.recipe_lock.unlink()
-    refused = typed("submit", run.layout.root, exits=2).output
-    assert f"restore {run.layout.recipe_lock} from a backup" in refused
-    for words in ("status", "explain"):
-        printed = " ".join(typed(words, run.layout.root).output.split())
-        assert "mrt-hpc submit" not in printed and "recipe.lock.yaml" in printed
-
-
 def test_an_incomplete_report_comes_after_the_task_that_it_lacks(run: CannedRun) -> None:
     run.task(TRAINER, TaskState.STOPPED, attempt="a", message="stopped")
     run.task("report", TaskState.FAILED, attempt="b", message="the report is incomplete: no weights")

@@ -41,21 +41,6 @@ def test_the_table_keeps_its_cases_and_the_default_is_the_usual_rule() -> None:
     assert RULES[DEFAULT_EXTRACTION] is extract_answer
 
 
-@pytest.mark.parametrize(
-    ("text", "whole", "cut"),
-    [
-        ("\\boxed{1} and then", "1", "1"),
-        ("\\boxed{1} and then \\boxed{\\frac{1}{2}", "1", None),
-        ("\\boxed{1} \\fbox{", "1", None),
-        ("\\boxed{2", None, None),
-    ],
-)
-def test_a_last_box_that_the_limit_left_open_is_no_answer(text: str, whole: str | None, cut: str | None) -> None:
-    assert extract_answer(text) == whole
-    assert extract_answer(text, cut=True) == cut
-    assert extract_answer("x</think>" + text, thinking=True, cut=True) == cut
-
-
 def test_a_thought_ends_with_the_closing_tag_of_the_recipe() -> None:
     text = "\\boxed{1} [done] it is 2"
     found = {name: rule(text, thinking=True, thought_end="[done]") for name, rule in RULES.items()}

@@ -116,16 +116,6 @@ def test_no_short_cut_where_it_would_be_a_guess() -> None:
         assert certain_verdict(answer, gold) is None
 
 
-def test_every_gold_answer_equals_itself_and_not_its_neighbour(shared_data: Path) -> None:
-    for benchmark in ("aime24", "aime25", "amc23", "math500", "minerva_math"):
-        golds = [json.loads(line)["answer"] for line in (shared_data / f"{benchmark}.jsonl").read_text().splitlines()]
-        for gold, other in zip(golds, golds[1:] + golds[:1], strict=True):
-            assert judge(gold, gold).correct, gold
-            assert {certain_verdict(gold, gold, strict=strict) for strict in (False, True)} <= {True, None}, gold
-            certain = certain_verdict(other, gold)
-            assert certain is None or certain == judge(other, gold).correct, (other, gold)
-
-
 LETTER = re.compile(r"\\(?:text|mathrm|mbox|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+|(?P<letter>[A-Za-df-hj-z])")
 """A letter that is a symbol; texts and commands are skipped, and e and i are numbers."""
 

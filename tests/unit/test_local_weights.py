@@ -1,9 +1,7 @@
 """Weights versions that are published as changes: an inference task puts them together and verifies none twice."""
 
-import os
 import queue
-import subprocess
-import sys
+import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from basics import INFERENCE, TRAINER
+from commands import python
 from run_of import run_of, task_of
 from small_weights import Gathered, publish_full, read_model, tensors
 
@@ -203,7 +202,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_what_a_killed_task_has_left_is_removed_by_the_next_one(node: Path) -> None:
     mine = NodeFolder.make()
-    subprocess.run([sys.executable, "-c", LEFT, str(node)], check=False, env=dict(os.environ))
+    python("-c", LEFT, node, exits=-signal.SIGKILL)
     (left,) = (path for path in node.iterdir() if path != mine.path)
     assert (left / "model").exists()
     next_one = NodeFolder.make()
