@@ -88,6 +88,7 @@ def test_every_table_of_a_run_has_what_its_files_have(run: Run) -> None:
         assert len(table(2)) == GROUPS * rows and len(table()) == 3 * GROUPS * rows
         assert pc.unique(table(2)["iteration"]).to_pylist() == [2]
     assert len(run.values(2)) == GROUPS * SAMPLES * (EPISODES + 1)
+    assert hasattr(run.values(), "__arrow_c_stream__"), "by which polars takes it"
     assert run.rollouts(2)["inserted"].to_pylist()[0] == [], "a column that the file lacks has its default"
     evaluations, samples = run.evaluations(), run.samples()
     assert [*zip(evaluations["benchmark"].to_pylist(), evaluations["version"].to_pylist(), strict=True)] == [
@@ -107,12 +108,6 @@ def test_a_batch_is_what_an_algorithm_learns_and_status_is_what_the_command_prin
     printed = json.loads(typed("status", run.path, "--json").output)
     said = run.status().model_dump(mode="json")
     assert {**said, "time": 0.0} == {**printed, "time": 0.0}
-
-
-def test_a_data_frame_is_made_of_each_table(run: Run) -> None:
-    rollouts = run.rollouts(2).to_pandas()
-    assert rollouts.reward.mean() == pytest.approx(run.metrics()["reward_mean"].to_pylist()[2], abs=1)
-    assert hasattr(run.values(), "__arrow_c_stream__"), "by which polars takes it"
 
 
 def test_a_run_that_has_not_begun_has_empty_tables_with_columns(tmp_path: Path) -> None:
@@ -235,26 +230,18 @@ def in_fresh_python(code: str, place: Path) -> str:
     return python("-c", code, cwd=place, MPLBACKEND="Agg").stdout
 
 
-LOADED = "import sys; print(*sorted({'torch', 'vllm', 'transformers', 'deepspeed', 'ray'} & {*sys.modules}))"
-"""Prints the heavy libraries that were imported."""
-
-
-def test_the_package_is_imported_in_less_than_half_a_second_of_processor_time(tmp_path: Path) -> None:
+def test_the_package_is_imported_in_half_a_second_and_reading_and_comparing_runs_loads_nothing_heavy(
+    folder: Path,
+) -> None:
+    tables = "run.metrics(), run.rollouts(), run.values(), run.evaluations(), run.samples(), run.status(), run.recipe"
     code = (
         "import time; began = time.process_time(); from mrt_hpc import Run, compare, open_run, submit_recipe; "
         "print(time.process_time() - began); import mrt_hpc; [getattr(mrt_hpc, n) for n in mrt_hpc.__all__]; "
-        f"{LOADED}"
+        f"run = open_run('runs/grpo'); {tables}; compare('runs/grpo'); "
+        "import sys; print(*sorted({'torch', 'vllm', 'transformers', 'deepspeed', 'ray'} & {*sys.modules}))"
     )
-    seconds, heavy = in_fresh_python(code, tmp_path).split("\n")[:2]
+    seconds, heavy = in_fresh_python(code, folder).split("\n")[:2]
     assert float(seconds) < 0.5 and heavy == ""
-
-
-def test_reading_and_comparing_runs_loads_nothing_heavy(folder: Path) -> None:
-    tables = "run.metrics(), run.rollouts(), run.values(), run.evaluations(), run.samples(), run.status(), run.recipe"
-    code = (
-        f"from mrt_hpc import compare, open_run; run = open_run('runs/grpo'); {tables}; compare('runs/grpo'); {LOADED}"
-    )
-    assert in_fresh_python(code, folder).strip() == ""
 
 
 def test_public_names_are_those_of_the_stub_and_no_name_of_a_room_hides_one() -> None:

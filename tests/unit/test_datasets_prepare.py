@@ -15,12 +15,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import in_a_process, refusal, typed
+from commands import in_a_process, python, refusal, typed
 from data_files import json_lines, parquet
 from hub_server import COMMIT, Faults, Repository, serving
 
 import mrt_hpc
-from mrt_hpc.datasets.columns import Asked, BadRowError, Columns, find_columns, gold_answer, problem_text
+from mrt_hpc.datasets.columns import BadRowError, Columns, gold_answer, problem_text
 from mrt_hpc.datasets.conversion import Order, Sample, SourceRecord, prepare, record_file
 from mrt_hpc.datasets.named import BY_NAME, SOURCES, NamedSource, fetch_command, fetch_data
 from mrt_hpc.datasets.sources import Selection, choose, hub_name
@@ -181,20 +181,6 @@ def test_a_bad_row_is_refused_by_its_place_or_left_out() -> None:
     assert left_out == [*"2345"]
 
 
-def test_known_columns_are_found_and_named_ones_come_first() -> None:
-    many = "id key problem text answer label"
-    for names, asked, columns in (
-        ("Problem Answer ID", Asked(), Columns("Problem", "Answer", "ID")),
-        ("prompt solution", Asked(), Columns("prompt", "solution", None)),
-        ("prompt question solution final_answer", Asked(), Columns("question", "final_answer", None)),
-        ("problem solution answer unique_id subject", Asked(), Columns("problem", "answer", "unique_id")),
-        ("Answer answer problem", Asked(), Columns("problem", "Answer", None)),
-        (many, Asked("text", "label", "key"), Columns("text", "label", "key")),
-        (many, Asked(new_ids=True), Columns("problem", "answer", None)),
-    ):
-        assert find_columns(names.split(), asked) == columns
-
-
 ANSWERS = {
     " 7\n": "7", 7: "7", -3.0: "-3", 0.125: "0.125", ("7",): "7", r"$\frac{1}{2}$": r"$\frac{1}{2}$", r"\boxed{7}": "7",
     "Natalia sold 48/2 = 24.\nIn all 72.\n#### 72": "72", "#### Step 1\nwe add\n#### 1,080\n": "1,080",
@@ -239,6 +225,8 @@ OLYMPIAD: list[dict[str, Any]] = [
     {"id": 1, "question": "x?", "context": None, "final_answer": ["2"], "error": None, "unit": ""},
     {"id": 2, "question": "y?", "context": None, "final_answer": ["3.1"], "error": "1e-1", "unit": "m"},
 ]
+MANY_NAMES = {"id": 1, "key": 2, "problem": "p?", "text": "t?", "answer": "3", "label": "4", "solution": "5"}
+SOLVED = {"prompt": "p?", "question": "q?", "solution": "so 1", "final_answer": "2"}
 SOME_IDS = [{"id": 1, "question": "1+1?", "answer": "2"}, {"question": "1+2?", "answer": "3"}]
 NESTED = {"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2", "style": "rule"}}
 CONTEXTS = [{"context": None, "question": "1+1?", "answer": "2"}, {"context": "x=1", "question": "x+2?", "answer": "3"}]
@@ -256,6 +244,9 @@ HALVES = {"problem": "h?", "ground_truth": [r"\boxed{\frac{1}{2}}", "0.5", " 0.5
         (CONTEXTS, "--problem context+question", [("mine-0", "1+1?", "2"), ("mine-1", "x=1\n\nx+2?", "3")]),
         ([NESTED], "--answer reward_model.ground_truth", [("mine-0", "1+1?", "2")]),
         ([BAD[0], BAD[2]], "--new-ids", [("mine-0", "1+1?", "2"), ("mine-1", "1+2?", "3")]),
+        ([MANY_NAMES], "--ignore solution", [("1", "p?", "3")]),
+        ([MANY_NAMES], "--problem text --answer label --id key", [("2", "t?", "4")]),
+        ([SOLVED], "", [("mine-0", "q?", "2")]),
         (SOME_IDS, "--new-ids", [("mine-0", "1+1?", "2"), ("mine-1", "1+2?", "3")]),
         ([{"problem": "", "answer": "1"}, {"problem": "x?", "answer": "1"}], "--drop-bad", [("mine-1", "x?", "1")]),
         ([MMLU], "--choices choices", MMLU_PRIME),
@@ -444,16 +435,24 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         yield {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_CACHE": str(home / "hub"), "HF_HUB_OFFLINE": "0"}
 
 
+FETCH = "import sys; from mrt_hpc.datasets.named import fetch_data; [fetch_data(name, None) for name in sys.argv[1:]]"
+
+
+@pytest.fixture(scope="module")
+def fetched(hub: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data of each name."""
+    folder = tmp_path_factory.mktemp("fetched")
+    python("-c", FETCH, *BY_NAME, MRT_HPC_DATA=str(folder), **hub)
+    return folder
+
+
 def on_hub(hub: dict[str, str], *arguments: str, code: ExitCode = ExitCode.OK) -> str:
     """In a process, as the hub's client reads its variables when it is imported."""
     return in_a_process("data", *arguments, exits=code, **hub)
 
 
 def test_what_the_hub_does_not_have_or_does_not_answer(hub: dict[str, str]) -> None:
-    for name, advised in (
-        ("hub:lab/none", "hf auth login"), ("hub:lab/sums@v9/test", "hf auth login"), ("hub:lab/sums", "--split test"),
-        ("hub:lab--x/sums", "correct the name"),
-    ):  # fmt: skip
+    for name, advised in (("hub:lab/sums@v9/test", "hf auth login"), ("hub:lab--x/sums", "correct the name")):
         assert advised in on_hub(hub, "prepare", name, "mine.jsonl", code=ExitCode.FATAL)
     away = {**hub, "HF_ENDPOINT": "http://127.0.0.1:9"}
     shown = on_hub(away, "prepare", "hub:lab/sums", "mine.jsonl", code=ExitCode.RETRYABLE)
@@ -476,11 +475,11 @@ def test_a_data_set_of_the_hub_is_prepared_and_fetched_by_its_own_name(hub: dict
     sums = [(name, hashlib.sha256(content).hexdigest()) for name, content in SHARDS.items() if "test" in name]
     assert [(file.name, file.sha256) for file in record.files] == sums
     assert COMMIT in on_hub(hub, "fetch", "hub:lab/sums/test")
-    assert len(of("sums")[0]) == 3
+    assert len(of(Path("data"), "sums")[0]) == 3
 
 
-def of(source: str) -> tuple[list[Problem], SourceRecord]:
-    path = Path("data") / f"{source}.jsonl"
+def of(folder: Path, source: str) -> tuple[list[Problem], SourceRecord]:
+    path = folder / f"{source}.jsonl"
     return read_problems(path), SourceRecord.read(record_file(path))
 
 
@@ -492,9 +491,8 @@ FOUND = {
 
 
 @pytest.mark.parametrize("source", [s for s in SOURCES if s.sample is None], ids=lambda source: source.name)
-def test_each_name_gives_its_problems(source: NamedSource, hub: dict[str, str]) -> None:
-    on_hub(hub, "fetch", source.name)
-    found, record = of(source.name)
+def test_each_name_gives_its_problems(source: NamedSource, fetched: Path) -> None:
+    found, record = of(fetched, source.name)
     assert len(found) == source.problems
     assert (record.source, record.revision, record.split) == (source.source, source.revision, source.split)
     number, problem = FOUND.get(source.name, (0, found[0]))
@@ -502,22 +500,18 @@ def test_each_name_gives_its_problems(source: NamedSource, hub: dict[str, str]) 
     assert not any(problem.id.startswith("2024-") for problem in found), "AIME ends with 2023"
 
 
-def test_the_smaller_sample_is_a_part_of_the_larger_one_and_is_not_taken_for_it(hub: dict[str, str]) -> None:
-    for number in (4000, 10000):
-        on_hub(hub, "fetch", f"numina_math_{number}")
-    (small, record), (large, _) = of("numina_math_4000"), of("numina_math_10000")
+def test_the_smaller_sample_is_a_part_of_the_larger_one_and_is_not_taken_for_it(fetched: Path) -> None:
+    (small, record), (large, _) = (of(fetched, f"numina_math_{number}") for number in (4000, 10000))
     assert (record.rows, record.dropped, record.sampled_of, record.sample_seed) == (20_000, 4_000, 16_000, 0)
     assert (len(small), len(large), set(small) < set(large)) == (4_000, 10_000, True)
-    assert [p.id for p in small] == sorted((p.id for p in small), key=lambda name: int(name.split("-")[1]))
     assert all(p.id == f"numina_math-{int(p.answer) - 1}" for p in small), "whatever the name of the file"
-    refused = printed("data", "fetch", "numina_math_10000", "data/numina_math_4000.jsonl", code=ExitCode.FATAL)
-    assert "not of this source" in refused
+    wrong = ("numina_math_10000", fetched / "numina_math_4000.jsonl")
+    assert "not of this source" in printed("data", "fetch", *wrong, code=ExitCode.FATAL)
 
 
 def test_a_file_that_is_there_is_not_fetched_again(hub: dict[str, str]) -> None:
     on_hub(hub, "fetch", "aime25")
     assert not fetch_data("aime25", None).new
-    assert "not of this source" in printed("data", "fetch", "aime24", "data/aime25.jsonl", code=ExitCode.FATAL)
     with Path("data/aime25.jsonl").open("a") as stream:
         stream.write("\n")
     assert "--force" in printed("data", "fetch", "aime25", code=ExitCode.FATAL)

@@ -159,7 +159,6 @@ COLOCATED = ("schedule.coupling=colocated", "resources.inference.tasks=1", "reso
 ALONE = " ".join(f"--set {option}" for option in COLOCATED)
 BARE_PYTHON = {"python": "/usr/bin/python3", "environment": {"PYTHONPATH": ""}}
 NO_APPTAINER = {"image": str(QUICKSTART), "executable": "no-such-apptainer"}
-WAITS = {"facts": None, "problem": "no answer", "waits": True}
 SEGMENTS = ("resources.inference.tasks=30", "schedule.iterations_per_job=1")
 DELTAS = ("training.full_weights_every=10", "schedule.iterations_per_job=20", "schedule.max_staleness=1")
 NO_CUDA = dict(
@@ -185,16 +184,11 @@ FAULTS = {
         "jobs at once", "lower resources.trainer", recipe=REFERENCE, slurm=says(qos=("cluster|||", GPUS_3))
     ),
     "MaxJobCount": Fault("queued jobs", "max_submit_jobs: 60", slurm=PLAIN, site=ARRAYS_OF_10, overrides=SEGMENTS),
-    "MaxSubmitJobs": Fault("queued jobs", "max_submit_jobs: 3", slurm=says(associations=("urgent|||", "urgent||3|"))),
-    "MaxSubmitPU": Fault("queued jobs", "max_submit_jobs: 4", slurm=says(qos=("normal|||", "normal||4|"))),
-    "MaxWall": Fault("time limit", "max_time_minutes: 30", slurm=says(qos=("normal||", "normal|00:30:00|"))),
     "MaxTime": Fault("plan", "time_minutes: 20", slurm=says(partitions=("MaxTime=2-00:00:00", "MaxTime=00:20:00"))),
     "PreemptMode=CANCEL": doubtful("preemption", "mrt-hpc submit", slurm=PLAIN, site=preempted(30, **SMALL_LIMITS)),
     "PreemptMode=SUSPEND": doubtful("preemption", "", slurm=says(partitions=SUSPEND), site=preempted(25)),
     "GraceTime": doubtful("preemption notice", "preemption_notice_s: 25", site=preempted(300)),
     # partitions, accounts, QOS, GPUs
-    "partition down": doubtful("partition", "", slurm=says(partitions=("State=UP", "State=DOWN"))),
-    "AllowGroups": Fault("partition", "", slurm=says(partitions=("AllowGroups=ALL", "AllowGroups=staff"))),
     "not the user's account for GPUs": Fault(
         "account of gpu jobs", "one of lab", recipe=REFERENCE, site={"account": {"cpu": "lab", "gpu": "h100"}}
     ),
@@ -241,8 +235,6 @@ FAULTS = {
     "no room for caches": doubtful("environment", "uv cache clean", plant=has_free(5 * 10**8)),
     "no locks here": Fault("scratch", "TMPDIR", site=LOCAL, plant=sets(fcntl, "flock", refuse)),
     # a compute node
-    "a refused job": Fault("node of cpu", "site profile", facts={}, answer={"facts": None, "problem": "refused"}),
-    "a waiting job": Fault("node of cpu", "--wait", CheckVerdict.NOT_CHECKED, facts={}, answer=WAITS),
     "another version": on_node("versions", "", version="0.0.1"),
     "a line of setup that fails there": doubtful(
         "node of cpu: setup", "correct setup", facts={}, answer={"setup_problem": "the setup line failed"}

@@ -55,15 +55,6 @@ def advice(text: str) -> str:
     return next(line for line in text.splitlines() if line.startswith("  next:")).removeprefix("  next:     ")
 
 
-def test_a_python_that_is_not_there(run: CannedRun) -> None:
-    text = ends(run, profile(python="/opt/nowhere/bin/python"))
-    for fact in ("before it began its work", "exit code 127", "not found", "python could not be started", "node1"):
-        assert fact in text, text
-    assert "/opt/nowhere/bin/python" in text, "the last line of its log"
-    assert advice(text).startswith("correct python")
-    assert "mrt-hpc doctor --site cluster" in advice(text)
-
-
 def test_a_python_of_another_machine(run: CannedRun, tmp_path: Path) -> None:
     (other := tmp_path / "python").write_bytes(ANOTHER_MACHINE)
     other.chmod(0o755)
@@ -93,14 +84,6 @@ def bare(run: CannedRun) -> Path:
 def test_a_setup_line_that_ends_the_script(run: CannedRun) -> None:
     text = ends(run, profile(setup=("set -e", 'test "a\\b" = \'"c"\'', "true")))
     assert "the setup line `test" in text and advice(text).startswith("correct setup in the site profile"), text
-
-
-def test_a_setup_line_that_fails_keeps_no_job_from_its_work(run: CannedRun) -> None:
-    run.command("srun", "exit 0")
-    ends(run, profile(setup=("false",)))
-    assert "srun" in run.calls
-    log = (run.layout.logs / PREPARE / "11_0_log.err").read_text()
-    assert "a setup line of the site profile ended with exit code 1: false" in log
 
 
 def test_the_record_of_a_killed_attempt_has_its_exit_code_in_words(run: CannedRun) -> None:

@@ -22,7 +22,7 @@ from mrt_hpc.backends.slurm.plain_paths import folders_read
 from mrt_hpc.cli.plan import awaited_models, missing_inputs
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import UserError
-from mrt_hpc.evaluate.asked_models import models_asked, refuse_lost_models
+from mrt_hpc.evaluate.asked_models import models_asked
 from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe, refuse_other_queue
 from mrt_hpc.plan.compile import evaluation_plan
 from mrt_hpc.recipe.lock import lock_text, read_lock, read_recipe_lock
@@ -110,14 +110,6 @@ def test_the_longest_directory_that_is_there_stands_before_the_versions(tmp_path
         ("none@b@1", "none", "b@1"), ("none", "none", None),
     ):  # fmt: skip
         assert split_at(f"{tmp_path}/{asked}") == (f"{tmp_path}/{directory}", after)
-
-
-def test_a_version_that_no_job_will_publish_is_refused(tmp_path: Path) -> None:
-    run = trained(tmp_path / "grpo", 0, 3).root
-    refuse_lost_models(recipe_of(f"{run}@0,3"), tmp_path / "eval")
-    for lost in (run, f"{run}@2"):
-        refused = refusal(refuse_lost_models, recipe_of(lost), tmp_path / "eval")
-        assert refused.expected == "one of 0, 3", "version 2 was pruned"
 
 
 def test_names_have_as_many_folders_as_it_takes(tmp_path: Path) -> None:

@@ -218,17 +218,6 @@ def test_recipes_are_an_axis_with_one_cap_and_one_store(cluster: Path, tmp_path:
     assert "--sbatch" in typed("plan", *words, "--sbatch", exits=2).stderr
 
 
-def test_the_hours_of_a_family_are_those_of_its_runs(tmp_path: Path) -> None:
-    """Of the paper's recipe, by the stated rates of the example site: three runs take three times one."""
-    words = ("plan", "mrt_online", "--site", "example", "--json")
-    one = json.loads(typed(*words).stdout)["expected"].values()
-    whole = json.loads(typed(*words, "--sweep", "seed=0..2", "--run", tmp_path / "f").stdout)["all"]
-    assert whole["gpu_hours"] == pytest.approx(3 * sum(job["gpu_hours"] for job in one))
-    assert whole["runs"] == 3
-    shown = typed(*words[:-1], "--sweep", "seed=0..2", "--run", tmp_path / "f").output
-    assert f"{whole['gpu_hours']:,.1f}" in shown and f"{whole['limit_gpu_hours']:,.1f}" in shown
-
-
 def trained_family(root: Path, late: Sequence[str] = ()) -> Family:
     """Two seeds of two values; the last weights of those runs that are late are not evaluated."""
     root.mkdir()

@@ -78,8 +78,8 @@ def test_damage_is_found_and_the_groups_without_it_are_given_back(layout: RunLay
     path = layout.group_archive(3)
     whole = path.read_bytes()
     start = whole.index(b"PK\1\2")
-    for bit in range(8 * start, 8 * whole.index(b"PK\1\2", start + 1)):  # of the first of the names
-        changed(path, whole, bit // 8, 1 << bit % 8)
+    for at in range(start, whole.index(b"PK\1\2", start + 1)):  # of the first of the names
+        changed(path, whole, at, 1 << at % 8)
         with suppress(DamagedError):
             assert read_sampled(layout, 3, 0) == before[0]
     changed(path, whole, whole.index(b"00002/rollouts.parquet") + 200, 1)

@@ -63,17 +63,6 @@ def own(run: CannedRun, *job_ids: str) -> list[str]:
     return [f"{line}|{run.marks(line)}" for line in (f"{job_id}|PENDING|N/A|Priority|" for job_id in job_ids)]
 
 
-def test_a_controller_that_counts_again_gives_ids_to_jobs_that_are_not_the_run_s(run: CannedRun) -> None:
-    run.prints(*FOREIGN, *own(run, "14"))
-    assert set(live_jobs(run.layout)) == {"segment-000.evaluation"}
-    assert state(run) == "queued", "nothing of it runs"
-    assert "cancelled 1 job(s)" in typed("cancel", run.layout.root).output
-    assert cancelled(run) == ["14"]
-    assert [line for line in FOREIGN if line.split("|")[5] not in (run.commands / "queue").read_text()] == []
-    assert "nothing to cancel" in typed("cancel", run.layout.root).output
-    assert cancelled(run) == ["14"]
-
-
 def test_of_a_job_that_was_sent_twice_only_what_lives_is_cancelled(run: CannedRun) -> None:
     """Its later part has ended, and another job has its id."""
     run.submitted(inference="30")
