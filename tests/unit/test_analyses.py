@@ -1,6 +1,6 @@
 """Analyses of few problems against arithmetic worked out by hand."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from scipy.stats import t as student
 
 from mrt_hpc.analysis import efficiency, episode_progress, scaling
 from mrt_hpc.analysis.accuracy_by_budget import AccuracyAt, analyse_extrapolation
-from mrt_hpc.analysis.analysis_files import Analysis, table_csv
+from mrt_hpc.analysis.analysis_files import table_csv
 from mrt_hpc.analysis.efficiency import analyse_efficiency, default_levels, efficiencies, ratio_text, tokens_to
 from mrt_hpc.analysis.episode_progress import Difficulty
 from mrt_hpc.analysis.intervals import IntervalEstimate
@@ -24,12 +24,12 @@ from mrt_hpc.analysis.model_samples import (
     evaluated_problems,
     prover_options,
 )
-from mrt_hpc.analysis.problem_measures import Regret, curves_of, tokens_at
+from mrt_hpc.analysis.problem_measures import curves_of, tokens_at
 from mrt_hpc.analysis.regret_curves import analyse_regret, area_ratios, even_budgets
 from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, analyse_scaling, direct_curves, prefix_curve
 from mrt_hpc.mrt.votes import RIGHT
 from mrt_hpc.recipe.choices import Boundaries
-from mrt_hpc.recipe.kinds import MODES, ModeSettings
+from mrt_hpc.recipe.kinds import MODES
 from mrt_hpc.run.groups import Outcomes, RolloutOutcome
 from mrt_hpc.run.records import FinishReason
 
@@ -433,31 +433,6 @@ def test_the_tables_hold_every_budget_and_other_evaluations_are_refused() -> Non
     for models, other in others.items():
         refused = refusal(analyse_extrapolation, [BETTER, replace(WORSE, **other)])
         assert refused.advice == f"mrt-hpc eval {models} --suite paper_extrapolation"
-
-
-MEANT = {
-    analyse_regret: {Boundaries.EPISODES},
-    analyse_scaling: {Boundaries.EPISODES},
-    episode_progress.analyse_progress: {Boundaries.EPISODES},
-    analyse_efficiency: {Boundaries.EPISODES},
-    analyse_extrapolation: {Boundaries.EXTENSIONS},
-}
-"""The samples of which each analysis gives the quantity that it says."""
-
-
-@pytest.mark.parametrize("kind", MODES.classes, ids=lambda kind: kind.model_fields["type"].default)
-@pytest.mark.parametrize("analyse", MEANT, ids=lambda analyse: analyse.__name__)
-def test_samples_of_another_kind_are_refused(analyse: Callable[..., Analysis], kind: type[ModeSettings]) -> None:
-    """An extended thought has no value between its start and its end, and a second attempt none before its start."""
-    found = replace(BETTER, boundaries=kind.boundaries)
-    arguments = [[60]] if analyse is analyse_regret else [[0.5], 1] if analyse is analyse_efficiency else []
-    if kind.boundaries in MEANT[analyse]:
-        assert analyse([found], *arguments).tables
-        return
-    refused = refusal(analyse, [found], *arguments)
-    suite = "paper_extrapolation" if analyse is analyse_extrapolation else "paper_regret"
-    assert refused.advice == f"mrt-hpc eval runs/better --suite {suite}"
-    assert "the ends of extensions of a thought" in refusal(Regret(64).values, BETTER).what
 
 
 def test_the_way_of_evaluating_says_what_boundaries_stand_for_and_which_round_counts() -> None:

@@ -172,9 +172,3 @@ def test_code_that_ends_python_is_no_success_of_a_command(monkeypatch: pytest.Mo
 def test_an_answer_is_judged_as_a_run_judges_it(run: RunLayout) -> None:
     printed = typed("judge", r"Wait, \boxed{3}", "3", "--recipe", run.root).output
     assert "right" in printed and "does not end its thought with </think>" in printed
-
-
-def test_a_recipe_that_is_typed_without_its_ending_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_online.yaml").write_text("extends: mrt_online\n")
-    assert "my_online.yaml" in typed("plan", "my_online", exits=2).stderr

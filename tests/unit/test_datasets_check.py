@@ -222,10 +222,3 @@ def test_findings_end_with_status_2_and_are_counted_and_listed_or_whole_as_json(
     whole = json.loads(printed(path, "--json"))
     assert [finding["kind"] for finding in whole["findings"]] == ["repeated_problem"] * 12
     assert (whole["clean"], whole["files"][0]["problems"]) == (False, 24)
-
-
-def test_what_a_file_holds_is_printed_as_text() -> None:
-    path = written("a.jsonl", ("[red]\x1b[2J", "x", "1"), ("[red]\x1b[2J", "y", "1"))
-    shown = printed(path)
-    assert ("line 1 ([red]␛[2J)" in shown, "\x1b" in shown) == (True, False)
-    assert json.loads(printed(path, "--json"))["findings"][0]["kind"] == "repeated_id"

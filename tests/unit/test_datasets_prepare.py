@@ -244,7 +244,7 @@ HALVES = {"problem": "h?", "ground_truth": [r"\boxed{\frac{1}{2}}", "0.5", " 0.5
         (CONTEXTS, "--problem context+question", [("mine-0", "1+1?", "2"), ("mine-1", "x=1\n\nx+2?", "3")]),
         ([NESTED], "--answer reward_model.ground_truth", [("mine-0", "1+1?", "2")]),
         ([BAD[0], BAD[2]], "--new-ids", [("mine-0", "1+1?", "2"), ("mine-1", "1+2?", "3")]),
-        ([MANY_NAMES], "--ignore solution", [("1", "p?", "3")]),
+        ([MANY_NAMES], "", [("1", "p?", "3")]),
         ([MANY_NAMES], "--problem text --answer label --id key", [("2", "t?", "4")]),
         ([SOLVED], "", [("mine-0", "q?", "2")]),
         (SOME_IDS, "--new-ids", [("mine-0", "1+1?", "2"), ("mine-1", "1+2?", "3")]),

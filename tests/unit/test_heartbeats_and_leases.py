@@ -129,19 +129,6 @@ def test_a_look_reads_each_file_once(layout: RunLayout, observer: Observer, monk
         assert len(read) == number
 
 
-def test_the_lease_of_an_attempt_that_has_ended_passes_on_at_once(layout: RunLayout, observer: Observer) -> None:
-    second = leases(layout, observer, 1)
-    assert leases(layout, observer, 0, "a").claim(7)
-    assert not second.claim(7)
-    beat(layout.heart("inference", 0), "b", 1)
-    assert second.claim(7), "its task has begun another attempt"
-    with Heart(layout.heart("inference", 0), "b", limit_s=1000):
-        mine = group_leases(layout, 4, Holder(layout.root, "inference", 0, "b"), observer)
-        assert mine.claim(8)
-        assert not second.claim(8)
-    assert second.claim(8), "its task has ended"
-
-
 def test_no_complete_group_is_leased_and_no_damaged_lease_counts(layout: RunLayout, observer: Observer) -> None:
     layout.group(4, 6).mkdir(parents=True)
     layout.leases(4).mkdir(parents=True)
