@@ -122,17 +122,6 @@ def test_one_of_two_has_the_turn(tmp_path: Path) -> None:
     assert (alone.take(), alone.is_mine, alone.is_shared) == (True, True, False)
 
 
-def test_the_turn_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
-    take = "import sys; from pathlib import Path; from mrt_hpc.run.turns import Turn; turn = Turn(Path(sys.argv[1]));"
-    command = [sys.executable, "-c", f"{take} print(turn.take(), flush=True); sys.stdin.read()", tmp_path / "turn"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout and holder.stdout.readline() == b"True\n"
-        turn = Turn(tmp_path / "turn")
-        assert not turn.take()
-        holder.send_signal(signal.SIGKILL)
-        wait_until(turn.take, reason="the turn of a process that was killed", deadline_s=30)
-
-
 def test_what_a_killed_process_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left, held, link = tmp_path / "left", Turn(tmp_path / "held"), tmp_path / "link"
     left.touch()

@@ -169,7 +169,6 @@ NODES = ("resources.trainer.ranks_per_node=2",)
 LOOPS = "its own name n1 resolves to 127.0.1.1"
 WORKS = dict(problem=None, driver="580.1", driver_cuda=[13, 0], capabilities=[[8, 0]])
 ONE_PROCESS = {**NO_CUDA, **WORKS, "modes": [3]}
-OLD_DRIVER = {**NO_CUDA, "driver": "535.1", "problem": None, "driver_cuda": [12, 2], "capabilities": [[8, 0]]}
 
 FAULTS = {
     # the cluster
@@ -253,7 +252,6 @@ FAULTS = {
     "a model out of reach": on_node("model", "container.binds", unreadable={"/models/m": "No such file"}),
     "a limit of memory": on_node("limits", "ulimit -v", limits={**FACTS.limits, "as": (2**30, 2**30)}),
     "a node without GPU": on_node("GPUs", "partitions.gpu", gpu_view=NO_CUDA),
-    "an old driver": on_node("GPUs", "newer driver", gpu_view=OLD_DRIVER),
     "a GPU for one process": on_gpu_node("GPUs", "coupling=concurrent", FAILS, *COLOCATED, gpu_view=ONE_PROCESS),
     "names that lead to the node itself": on_gpu_node("names", "getent hosts", DOUBT, *NODES, name_problem=LOOPS),
     "little locked memory": on_gpu_node("limits", "", DOUBT, limits={**FACTS.limits, "memlock": (2**26, 2**26)}),

@@ -9,7 +9,6 @@ import pytest
 from basics import INFERENCE, ROOT, TRAINER
 from canned_queue import PREPARE, CannedRun, canned_run, submitted_run
 from commands import typed
-from many_tasks import many_tasks
 from run_of import task_of
 
 from mrt_hpc.attempt.entry import ending_of
@@ -117,14 +116,6 @@ def test_a_run_that_was_killed_here_needs_the_same_command(tmp_path: Path) -> No
     assert INFERENCE in sentence
     assert command.startswith(f"mrt-hpc submit {tmp_path / 'begun'}, which")
     assert "the run has stopped" in typed("logs", tmp_path / "begun", "--follow").output
-
-
-def test_5000_tasks_are_explained_in_a_few_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    large = many_tasks(tmp_path, monkeypatch)
-    shown = typed("explain", large.layout.root).output
-    assert len(shown.splitlines()) < 20
-    assert "608 of 640 tasks" in shown
-    assert sorted(large.calls) == ["sacct", "squeue"]
 
 
 def ends(task: Task, error: BaseException, time: float) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from commands import refusal
 from run_of import bare_run
 
 from mrt_hpc.errors import UserError
@@ -56,12 +55,6 @@ def test_a_heart_that_cannot_be_written_goes_on(tmp_path: Path, caplog: pytest.L
     for _ in range(100):
         heart.beat()
     assert len(caplog.records) == 7  # 1, 2, 4, ... 64
-
-
-def test_a_heart_outside_of_any_run_says_that_the_run_is_gone(tmp_path: Path) -> None:
-    heart = Heart(tmp_path / "hearts" / "heart.json", "a", limit_s=0.05)
-    refused = refusal(heart.beat_and, lambda: None)
-    assert (refused.what.startswith("the run directory is gone"), refused.where) == (True, tmp_path / "hearts")
 
 
 def test_a_look_counts_only_soon_after_a_beat_that_was_written(tmp_path: Path) -> None:
