@@ -26,7 +26,7 @@ from mrt_hpc.analysis.model_samples import (
 )
 from mrt_hpc.analysis.problem_measures import curves_of, tokens_at
 from mrt_hpc.analysis.regret_curves import analyse_regret, area_ratios, even_budgets
-from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, analyse_scaling, direct_curves, prefix_curve
+from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, analyse_scaling
 from mrt_hpc.mrt.votes import RIGHT
 from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.kinds import MODES
@@ -75,28 +75,6 @@ def test_default_budgets_end_at_the_last_boundary_where_it_has_more_tokens() -> 
     assert (refused.where, refused.advice) == ("--budgets", "--budgets 71")
     assert even_budgets(3) == [1, 2, 3]
     assert even_budgets(6400)[:2] + even_budgets(6400)[-1:] == [200, 400, 6400]
-
-
-def assert_curve(curve: ScalingCurve, accuracy: Sequence[float], tokens: Sequence[float]) -> None:
-    assert [point.accuracy.mean for point in curve.points] == pytest.approx(accuracy)
-    assert [point.tokens for point in curve.points][: len(tokens)] == pytest.approx(tokens)
-
-
-def test_votes_at_prefixes_of_two_problems() -> None:
-    """With one voter the share of right answers: 1/2 and 1; 3/4, 1/2 and 1; a trace of one episode stays at 3/4."""
-    one = [0.75, ((0.75 + 0.5) / 2 + 1) / 2, ((0.75 + 0) / 2 + 1) / 2]
-    assert_curve(prefix_curve(MODEL, 1), one, [2, ((42 + 32) / 2 + 12) / 2, ((42 + 62) / 2 + 12) / 2])
-    # of four voters, RRXY is right, XXRR a tie, RRRX right, XXXX wrong
-    assert_curve(prefix_curve(MODEL, 4), [1.0, ((1 + 0.5) / 2 + 1) / 2, ((1 + 0) / 2 + 1) / 2], [8])
-
-
-def test_complete_samples_of_two_problems() -> None:
-    """Of two samples of the first problem one is right: as one voter, and as a tie of two; one of two is right."""
-    votes, passes = direct_curves(MODEL)
-    assert_curve(votes, [0.75, 0.75], [40, 80])  # means of 60 and 20 tokens
-    assert_curve(passes, [0.75, 1.0], [40, 80])
-    assert scaling.accuracy_at(passes, 60) == pytest.approx(0.875)
-    assert np.isnan(scaling.accuracy_at(passes, 39))
 
 
 def test_a_model_that_does_not_think_stands_beside_the_votes() -> None:

@@ -81,8 +81,17 @@ def test_regret_scaling_and_efficiency_of_versions(run: RunLayout, tmp_path: Pat
     areas = ((0.5 + 0.6875) / 2 + 0.5) / 2, (40 / 60 + 22.5 / 60) / 2
     assert [float(r["regret"]) for r in found[:2]] == pytest.approx([(1 - area) / 2 for area in areas])
     analyze("scaling", f"{run.root}@2", "--out", tmp_path)
-    four = [r for r in rows(tmp_path / "scaling.csv") if r["way"] == "maj@4 at prefix"]
-    assert [float(r["accuracy"]) for r in four] == [1.0, 0.875, 0.75]
+    for way, accuracy, tokens in (
+        # one voter: 1/2 and 1; 3/4, 1/2 and 1; a trace of one episode stays at 3/4
+        ("maj@1 at prefix", [0.75, (0.625 + 1) / 2, (0.375 + 1) / 2], [2, (37 + 12) / 2, (52 + 12) / 2]),
+        # of four voters, RRXY is right, XXRR a tie, RRRX right, XXXX wrong
+        ("maj@4 at prefix", [1.0, 0.875, 0.75], [8]),
+        ("maj@k", [0.75, 0.75], [40, 80]),  # of the first problem one sample is right: as one voter, and as a tie
+        ("pass@k", [0.75, 1.0], [40, 80]),
+    ):
+        of_way = [row for row in rows(tmp_path / "scaling.csv") if row["way"] == way]
+        assert [float(row["accuracy"]) for row in of_way] == pytest.approx(accuracy), way
+        assert [float(row["tokens"]) for row in of_way][: len(tokens)] == pytest.approx(tokens), way
     assert "within 5 points" in analyze("scaling", f"{run.root}@2", "--margin", "5", "--out", tmp_path).output
     refused(["scaling", f"{run.root}@2", "--margin", "5", "--by-episodes"], "leave out --by-episodes")
     analyze("efficiency", f"{run.root}@2", "--accuracy", "0.75, 1", "--out", tmp_path)
