@@ -59,15 +59,6 @@ def test_words_are_commands_words_numbers_and_signs() -> None:
     assert [pair for pair in (*SAME, *OTHERS) if words(pair[0]) == words(pair[1])] == SAME
 
 
-def test_the_overlap_is_the_share_of_common_5_grams() -> None:
-    one = tuple("abcdefghijklmn")  # 14 words: 10 grams
-    other = (*one[:13], "z")  # the last gram differs: 9 in common, 11 in all
-    assert similar_pairs([one, other], 0.8) == [SimilarPair(0, 1, 9 / 11)]
-    assert similar_pairs([one, other], 0.82) == []
-    assert similar_pairs([one[:8], one[:9]]) == [SimilarPair(0, 1, 0.8)], "4 of 5 grams: just the least"
-    assert similar_pairs([one[:4], one[:4], ()]) == similar_pairs([]) == []
-
-
 @given(
     texts=st.lists(st.lists(st.sampled_from("ab"), max_size=14).map(tuple), max_size=12),
     least=st.sampled_from([0.2, 0.5, 0.75, 0.8, 1.0]),

@@ -31,7 +31,7 @@ from mrt_hpc.roles import prepare
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.sampling.weights_on_node import verified_weights
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.layout import RunLayout, split_at
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import publish
 from mrt_hpc.submit.create import create_or_open
@@ -100,16 +100,6 @@ def test_versions_of_a_run_are_numbers_or_the_first_or_the_last(tmp_path: Path) 
 def test_a_version_that_the_run_does_not_have_is_refused(run: Path, word: str) -> None:
     for named in (models_asked, named_models):
         assert refusal(named, [f"{run}@{word}"]).expected == "a number from 0 to 20, first or last"
-
-
-def test_the_longest_directory_that_is_there_stands_before_the_versions(tmp_path: Path) -> None:
-    for name in ("a", "a@b"):
-        (tmp_path / name).mkdir()
-    for asked, directory, after in (
-        ("a@b", "a@b", None), ("a@b@0,last", "a@b", "0,last"), ("a@c@20", "a", "c@20"), ("a@", "a", ""),
-        ("none@b@1", "none", "b@1"), ("none", "none", None),
-    ):  # fmt: skip
-        assert split_at(f"{tmp_path}/{asked}") == (f"{tmp_path}/{directory}", after)
 
 
 def test_names_have_as_many_folders_as_it_takes(tmp_path: Path) -> None:
@@ -244,14 +234,6 @@ def test_what_decides_numbers_makes_another_run_directory_and_resources_do_not(t
         names.append(name())
         assert name() == names[-1], "nothing has changed"
     assert len(set(names)) == 5
-
-
-def test_the_plan_has_a_task_for_each_model_benchmark_and_shard(run: Path) -> None:
-    recipe = recipe_of(f"{run}@0,last", changes=("evaluation.problem_shards=3",))
-    plan = evaluation_plan(recipe, LocalSite())
-    assert [job.tasks for job in plan.jobs] == [1, 6, 1]
-    assert [(u.version, u.shard) for u in plan.jobs[1].evaluations] == [(v, s) for v in (0, 1) for s in range(3)]
-    assert (recipe.evaluated_versions, [d.job for d in plan.jobs[2].after]) == ([0, 1], ["evaluation"])
 
 
 def test_a_plan_names_models_and_data_that_are_not_there(run: Path, tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from basics import QUICKSTART, ROLES
+from basics import QUICKSTART, ROLES, executable
 from commands import typed
+from slurm_texts import RecordedSlurm
 
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.local.slots import machine_memory_gib, machine_remarks
@@ -17,11 +18,6 @@ from mrt_hpc.backends.slurm.survey import ClusterSettings, PartitionFacts
 from mrt_hpc.plan.compile import build_plan, compile_plan
 from mrt_hpc.recipe.load import load_recipe
 
-CONFIG = "Configuration data as of 2026-01-01\nMaxArraySize            = 10\nMaxJobCount             = 60\n"
-LISTING = (
-    "PartitionName=short AllowGroups=ALL Default=YES DefaultTime=00:10:00 MaxTime=01:30:00 State=UP TotalCPUs=16\n"
-    "PartitionName=long Default=NO MaxTime=2-00:00:00 State=DOWN\nPartitionName=free Default=NO MaxTime=UNLIMITED\n"
-)
 SETTINGS = ClusterSettings(max_array_size=10, max_job_count=60)
 PARTITIONS = {
     "short": PartitionFacts("short", "UP", is_default=True, max_minutes=90),
@@ -33,14 +29,16 @@ LONGER = "resources.trainer.time_limit_minutes=91"
 CORES = len(os.sched_getaffinity(0))
 
 
-def test_slurms_own_words_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(slurm_limits, "run_slurm", lambda command, _: CONFIG if "config" in command else LISTING)
-    with monkeypatch.context() as patch:
-        patch.setattr(slurm_limits.shutil, "which", lambda _: "/usr/bin/scontrol")
-        assert (found := cluster_limits()) is not None
-    assert (found[0].max_array_size, found[0].max_job_count, found[1]) == (10, 60, PARTITIONS)
+def test_a_cluster_is_asked_where_there_is_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert cluster_limits() is None, "without Slurm nothing is asked"
+    assert cluster_limits() is None
+    executable(tmp_path / "scontrol", "true")
+    monkeypatch.setattr(slurm_limits, "run_slurm", RecordedSlurm("plain"))
+    assert (found := cluster_limits()) is not None
+    assert (found[0].max_array_size, found[0].max_job_count, set(found[1])) == (10, 60, {"cpu", "gpu", "preempt"})
+
+
+def test_a_partition_that_is_down_is_told() -> None:
     plan = build_plan(load_recipe(QUICKSTART), max_array_size=None)
     (complaint,) = closed_partitions(plan, SlurmSite(name="x", partitions=Partitions(cpu="long")), PARTITIONS)
     assert "long is DOWN" in complaint
