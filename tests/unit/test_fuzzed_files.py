@@ -372,12 +372,6 @@ def test_a_damaged_file_is_refused_by_its_name_or_is_another_valid_one(
             assert str(path) in error.message(), number
 
 
-def test_data_that_nest_without_end_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "problems.jsonl").write_bytes(b"[" * 100_000)
-    with pytest.raises(UserError):
-        read_problems(tmp_path / "problems.jsonl")
-
-
 @pytest.mark.parametrize("kind", [*KINDS, *OF_USERS])
 def test_no_damage_ends_in_a_traceback(place: Path, kind: str) -> None:
     for number in range(int(MANY or OF_USERS.get(kind, MUTATIONS))):

@@ -96,14 +96,6 @@ def test_no_delta_of_a_base_gone_or_another(publisher: Publisher, monkeypatch: p
     assert publish(Publisher(publisher.task, lambda: None), 5, 6) == [False, False]
 
 
-def test_no_delta_of_a_superseded_attempt_is_committed(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(publisher, 1)
-    monkeypatch.setattr(publisher, "refuse_if_superseded", failing(DamagedError("another attempt", where="here")))
-    with pytest.raises(DamagedError, match="another attempt"):
-        publish(publisher, 2)
-    assert published_versions(publisher.task.layout) == [1]
-
-
 @pytest.fixture
 def local(layout: RunLayout, node: Path) -> Iterator[LocalWeights]:
     local = LocalWeights(layout)
