@@ -327,23 +327,6 @@ def test_the_command_ends_with_its_verdict(monkeypatch: pytest.MonkeyPatch, tmp_
     typed("doctor", "--on-node", exits=2)  # there are no nodes to ask
 
 
-def test_the_job_asks_for_what_the_jobs_of_a_run_ask_for() -> None:
-    profile = {
-        "name": "lab", "account": "lab", "qos": "long", "partitions": {"cpu": "short", "gpu": "big"},
-        "gpu_type": "a100", "setup": ["module load gcc"], "sbatch": {"constraint": "ib"},
-        "container": {"image": "/images/x.sif", "python": "python3"},
-    }  # fmt: skip
-    asked = resources(gpus_per_rank=1, time_limit_minutes=8)
-    job = Job(name="doctor-gpu", role=Role.PREPARE, tasks=1, resources=asked)
-    text = script(job, SlurmSite.model_validate_json(json.dumps(profile)), RunLayout(Path("/shared/me/trial")))
-    wanted = {"account=lab", "qos=long", "partition=big", "gres=gpu:a100:1", "time=8", "mem=1024M", "constraint=ib"}
-    wanted |= {"requeue"}  # what Slurm makes of it is read from this job
-    assert {f"#SBATCH --{option}" for option in wanted} <= set(text.splitlines())
-    assert text.index("module load gcc") < text.index("srun")
-    assert "apptainer exec --nv --bind /shared/me/trial:/shared/me/trial /images/x.sif python3" in text
-    assert text.rstrip().endswith("-m mrt_hpc.cluster.doctor.node_half /shared/me/trial doctor-gpu")
-
-
 def test_an_option_of_the_profile_may_be_a_flag(tmp_path: Path) -> None:
     layout, job = RunLayout(tmp_path), Job(name="a", role=Role.PREPARE, tasks=1, resources=resources())
     flags = {"true": ["--exclusive"], "user": ["--exclusive=user"], "7": ["--exclusive=7"], "false": [], "null": []}
