@@ -29,7 +29,6 @@ from mrt_hpc.analysis.regret_curves import analyse_regret, area_ratios, even_bud
 from mrt_hpc.analysis.scaling import ScalingCurve, ScalingPoint, analyse_scaling
 from mrt_hpc.mrt.votes import RIGHT
 from mrt_hpc.recipe.choices import Boundaries
-from mrt_hpc.recipe.kinds import MODES
 from mrt_hpc.run.groups import Outcomes, RolloutOutcome
 from mrt_hpc.run.records import FinishReason
 
@@ -222,15 +221,6 @@ def test_problems_of_the_same_accuracy_are_in_the_same_third_for_all_models() ->
     refusal(episode_progress.analyse_progress, [MODEL, other])
 
 
-def test_accuracy_within_tokens_of_valued_traces() -> None:
-    """A forced answer takes 2 tokens. First trace: 0.5 at 2 tokens to 0.75 at 42, held to 49, right at 50. Second: 0.5
-    from 2 to 32, then to 0 at 62, wrong. Below 2 tokens there is no answer.
-    """
-    traces = [efficiency.limited_trace(one, "sampled") for one in PROBLEMS["a"]]
-    found = efficiency.accuracy_within(traces, np.array([0.0, 1.9, 22.0, 47.0, 50.0, 100.0]))
-    assert found == pytest.approx([0, 0, (0.625 + 0.5) / 2, (0.75 + 0.25) / 2, (1 + 0.5 * 12 / 30) / 2, 0.5])
-
-
 def test_an_answer_is_forced_from_a_trace_that_the_limit_cut() -> None:
     """A cut thought of 60 tokens, worth 0.75 at its end, has no answer of its own. An answer there takes 2 more."""
     cut = replace(trace("Z", 60, boundary(0, "XXXX"), boundary(60, "RRRX")), answer=None, is_cut=True)
@@ -385,10 +375,7 @@ def test_the_tables_hold_every_budget_and_other_evaluations_are_refused() -> Non
         assert refused.advice == f"mrt-hpc eval {models} --suite paper_extrapolation"
 
 
-def test_the_way_of_evaluating_says_what_boundaries_stand_for_and_which_round_counts() -> None:
-    kinds = {kind.model_fields["type"].default: kind for kind in MODES.classes}
-    assert kinds["extrapolation"]().boundary_budgets(16384) == (16384, 20480, 24576, 28672, 32768)
-    assert kinds["direct"]().boundary_budgets(16384) == ()
+def test_the_last_round_counts_and_inserted_tokens_are_none_that_were_sampled() -> None:
     rounds = [RolloutOutcome("p", n, "7", RIGHT, FinishReason.STOP, [0], 3, stage=n, stages=3) for n in range(3)]
     assert [one.counts for one in rounds] == [False, False, True]
     forced = rollout_with([1] * 20, boundaries=[0, 15], inserted=[[10, 4]])

@@ -17,7 +17,7 @@ from mrt_hpc.analysis import intervals
 from mrt_hpc.analysis.comparing import MEAN, Comparison, compare, notes, quantity, requirement, verdict
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.intervals import Spread
-from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
+from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.named_models import Arm
 from mrt_hpc.analysis.problem_measures import measure_of
 from mrt_hpc.analysis.published_results import BENCHMARKS
@@ -157,11 +157,8 @@ def test_requirements() -> None:
 
 def drawn(sample: int, reward: float) -> EvaluatedTrace:
     """A trace with values of 0 at the start, half of its reward in the middle and all of it at the end."""
-    boundaries = (
-        EvaluatedBoundary(tokens, reward * tokens / 8, (GradedAnswer(None, 0.0, 2, 20 + tokens),))
-        for tokens in (0, 4, 8)
-    )
-    return EvaluatedTrace(reward, f"{reward:.0f}", 10 + sample, tuple(boundaries))
+    boundaries = tuple(EvaluatedBoundary(tokens, reward * tokens / 8, ()) for tokens in (0, 4, 8))
+    return EvaluatedTrace(reward, f"{reward:.0f}", 10 + sample, boundaries)
 
 
 @pytest.fixture(scope="module")
