@@ -52,6 +52,8 @@ def holder_of(run: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that runs the plan of a run on this machine until the block ends."""
     command = [sys.executable, "-c", HOLD, str(run)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as process:
-        assert process.stdout is not None and process.stdout.readline() == "held\n"
-        yield process
-        process.kill()
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()

@@ -235,9 +235,6 @@ FAULTS = {
     "no locks here": Fault("scratch", "TMPDIR", site=LOCAL, plant=sets(fcntl, "flock", refuse)),
     # a compute node
     "another version": on_node("versions", "", version="0.0.1"),
-    "a line of setup that fails there": doubtful(
-        "node of cpu: setup", "correct setup", facts={}, answer={"setup_problem": "the setup line failed"}
-    ),
     "files that do not come back": on_node("visibility", "lookupcache", trips_s=()),
     "late files": on_node("visibility", "heartbeat_limit_s=210", trips_s=(70.0, 1.0, 1.0)),
     "slow files": on_node("visibility", "--run", DOUBT, trips_s=(30.0, 1.0, 1.0)),

@@ -17,6 +17,7 @@ from basics import INFERENCE, TRAINER
 from canned_queue import CannedRun, submitted_run
 from commands import refusal, typed
 from families import holder_of
+from slurm_texts import squeue_prints
 from submitted import age
 
 from mrt_hpc.attempt import ledger
@@ -129,7 +130,12 @@ def test_a_new_job_that_no_listing_has_is_neither_gone_nor_doubled(
     assert live_jobs(run.layout) == {}, "by then each listing is newer"
     assert "5 job(s) of the run" in capsys.readouterr().err
     age(run.layout, -1.0)  # by the clock of another login node
-    assert state(run) == "queued"
+    listing = own(run, "13")
+    run.command("squeue", "cd $(dirname $0); n=$(grep -c squeue calls); [ $n -lt 9 ] || cp later queue; cat queue")
+    run.command("sacct", "exit 0")
+    (run.commands / "calls").unlink()
+    (run.commands / "later").write_text(squeue_prints(*listing, *own(run, "11", "12", "14", "15")))
+    assert len(live_jobs(run.layout)) == 5
 
 
 def test_what_only_accounting_knows_is_queued_while_it_is_new(run: CannedRun) -> None:
