@@ -96,8 +96,7 @@ def test_a_table_that_no_sequence_of_the_run_reaches_is_taken(tmp_path: Path) ->
     refuse_differences(differences(load(phi3(), tmp_path), longest=64), tmp_path)
 
 
-@pytest.mark.parametrize("precision", [Precision.BF16, Precision.BF16_AUTOCAST])
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("precision", "fused"), [(Precision.BF16, False), (Precision.BF16_AUTOCAST, True)])
 @pytest.mark.parametrize("batching", Batching)
 def test_rounding_to_16_bits_is_within_the_limit(
     precision: Precision, fused: bool, batching: Batching, tmp_path: Path
