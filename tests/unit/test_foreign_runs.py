@@ -11,7 +11,6 @@ import pytest
 from basics import ROOT
 from commands import typed
 from evaluated import evaluated_run
-from families import holder_of
 from other_users import ANOTHER, ROOT_ONLY, give_away
 
 from mrt_hpc.cli.main import main
@@ -99,17 +98,6 @@ def test_clean_removes_nothing_that_a_link_leads_to(hostile: RunLayout, kind: st
     assert held(precious) == before
     with pytest.raises(UserError, match="no folder of your own"), folder_below(hostile.root, hostile.set_aside):
         pass
-
-
-@ROOT_ONLY
-def test_no_process_ends_that_a_link_in_a_run_of_another_user_leads_to(hostile: RunLayout, shared: Path) -> None:
-    give_away(hostile.root)
-    mine = evaluated_run(shared / "mine", 0)
-    with holder_of(mine.root) as holder:
-        shutil.rmtree(hostile.jobs, ignore_errors=True)
-        hostile.jobs.symlink_to(mine.jobs)
-        typed("cancel", hostile.root, exits=2)
-        assert holder.poll() is None
 
 
 @ROOT_ONLY
