@@ -1,7 +1,6 @@
 """The commands as a user meets them: a wrong input is an error with what to type next, and leaves nothing behind."""
 
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from basics import QUICKSTART
-from commands import in_a_process, python, refusal, typed
+from commands import in_a_process, python, typed
 from run_of import run_of
 
-from mrt_hpc.attempt.ledger import last_site
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.run.layout import RunLayout
 
@@ -103,14 +101,6 @@ def test_on_a_full_disk_nothing_half_made_is_left(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-def test_paths_in_advice_are_words_of_a_shell(tmp_path: Path) -> None:
-    layout = RunLayout(tmp_path / "a b")
-    layout.jobs.mkdir(parents=True)
-    (layout.jobs / "site.json").write_text("{")
-    advised = str(refusal(last_site, layout).advice).partition(",")[0]
-    assert shlex.split(advised) == ["rm", "-r", str(layout.jobs / "site.json")]
 
 
 def test_a_terminal_that_lacks_a_character_ends_no_command(tmp_path: Path) -> None:
