@@ -1,7 +1,9 @@
 """A process with all that it started, the processes of a run, and the wait for their end."""
 
-from collections.abc import Iterable
-from contextlib import suppress
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -9,6 +11,15 @@ import psutil
 from mrt_hpc.run.retries import wait_until
 
 GONE_DEADLINE_S = 60.0
+HOLD = """
+import sys, time
+from pathlib import Path
+from mrt_hpc.attempt.ledger import claim_run
+from mrt_hpc.run.layout import RunLayout
+with claim_run(RunLayout(Path(sys.argv[1])), 60.0):
+    print("held", flush=True)
+    time.sleep(600)
+"""
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -34,3 +45,15 @@ def servers_of(run: Path) -> list[int]:
         with suppress(OSError):
             found += [int(line.parent.name)] if str(run).encode() in line.read_bytes() else []
     return found
+
+
+@contextmanager
+def holder_of(run: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs the plan of a run on this machine until the block ends."""
+    command = [sys.executable, "-c", HOLD, str(run)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()

@@ -3,11 +3,10 @@
 import logging
 import os
 import shlex
-import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,12 +57,10 @@ NAME = f"mrt-hpc-caches-{os.geteuid()}"
 
 
 @pytest.fixture
-def shared() -> Iterator[Path]:
+def shared(shared: Path) -> Path:
     """A folder in which every user may make files, like /tmp."""
-    path = Path(tempfile.mkdtemp(prefix="shared-"))
-    path.chmod(0o1777)
-    yield path
-    shutil.rmtree(path)
+    shared.chmod(0o1777)
+    return shared
 
 
 def leave(what: str, path: Path) -> None:

@@ -25,7 +25,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Batching, Precision
-from mrt_hpc.training import agreement
 from mrt_hpc.training.agreement import ForwardCheck, differences, refuse_differences, require_agreement
 from mrt_hpc.training.attention import PACKED_ATTENTION, segments_of
 from mrt_hpc.training.policy import Kernels, Policy, load_policy
@@ -97,8 +96,7 @@ def test_a_table_that_no_sequence_of_the_run_reaches_is_taken(tmp_path: Path) ->
     refuse_differences(differences(load(phi3(), tmp_path), longest=64), tmp_path)
 
 
-@pytest.mark.parametrize("precision", [Precision.BF16, Precision.BF16_AUTOCAST])
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("precision", "fused"), [(Precision.BF16, False), (Precision.BF16_AUTOCAST, True)])
 @pytest.mark.parametrize("batching", Batching)
 def test_rounding_to_16_bits_is_within_the_limit(
     precision: Precision, fused: bool, batching: Batching, tmp_path: Path
@@ -141,8 +139,6 @@ def test_log_probabilities_that_are_not_finite_agree_with_nothing(tmp_path: Path
         policy.model.get_output_embeddings().weight[0, 0] = torch.nan
     heads = [found for found in differences(policy, LONGEST) if found.check is ForwardCheck.HEAD]
     assert heads and not any(found.agrees for found in heads)
-    assert agreement.LogprobDifference(ForwardCheck.PADDED, 1e-4, 1e-3).agrees
-    assert not agreement.LogprobDifference(ForwardCheck.PADDED, float("nan"), 1e-3).agrees
 
 
 def test_the_check_leaves_the_policy_as_it_was(tmp_path: Path) -> None:

@@ -139,9 +139,9 @@ def test_the_seeds_needed_show_the_difference_and_one_less_does_not() -> None:
     assert seeds_needed(gain, least) is None, "the problems alone are too few"
 
 
-def arm(name: str, *runs: Sequence[float]) -> Arm:
+def arm(name: str, *runs: Sequence[float], tokens: Sequence[int] = (10,) * 12) -> Arm:
     """An arm whose runs have these rewards, one problem and sample each."""
-    rewards = [{f"p{i}": (EvaluatedTrace(r, None, 10, ()),) for i, r in enumerate(run)} for run in runs]
+    rewards = [{f"p{i}": (EvaluatedTrace(r, None, tokens[i], ()),) for i, r in enumerate(run)} for run in runs]
     return Arm(name, tuple(ModelSamples(f"{name}-{i}", f"runs/{name}-{i}", "b", of) for i, of in enumerate(rewards)))
 
 
@@ -170,18 +170,10 @@ def test_verdicts_say_whether_they_are_about_recipes() -> None:
 
 
 def test_more_tokens_are_no_verdict_and_notes_are_said_once() -> None:
-    """Twelve problems of 10 tokens, and of 20: that is seen, and is neither better nor worse."""
-    short, long = arm("short", *[[1.0, 0.0] * 6] * 2), arm("long", *[[1.0, 0.0] * 6] * 2)
-    runs = [
-        replace(
-            run,
-            problems={
-                p: tuple(replace(t, tokens=20 + i) for t in of) for i, (p, of) in enumerate(run.problems.items())
-            },
-        )
-        for run in long.runs
-    ]
-    found = compare([short], [[replace(long, runs=tuple(runs))]], [measure_of("tokens"), measure_of("pass@1")])
+    """Twelve problems of 10 tokens, and of 20 to 31: that is seen, and is neither better nor worse."""
+    rewards = [[1.0, 0.0] * 6] * 2
+    short, long = arm("short", *rewards), arm("long", *rewards, tokens=range(20, 32))
+    found = compare([short], [[long]], [measure_of("tokens"), measure_of("pass@1")])
     assert verdict(found[0]).startswith("long takes 16 tokens more"), "15.5"
     told = notes(found, [[short], [long]])
     assert sum("differ by up to" in note for note in told) == 2, "one for each arm, of two measures"
@@ -192,23 +184,7 @@ def test_the_problems_needed_where_no_number_of_seeds_is_enough() -> None:
     """Gains of 0.5, 0.4 and 0.7 as above: 0.0133333 / 3 for problems, 0.0133333 for one."""
     gain = crossed_gain([(BEFORE, AFTER)])
     assert gain.problems[0].size * 3 == pytest.approx(0.0133333, rel=1e-4)
-    ids = [f"p{number}" for number in range(3)]
-    old, new = (
-        Arm(
-            name,
-            tuple(
-                ModelSamples(
-                    f"{name}-{i}",
-                    "r",
-                    "b",
-                    {p: (EvaluatedTrace(float(v), None, 10, ()),) for p, v in zip(ids, values, strict=True)},
-                )
-                for i, values in enumerate(arm)
-            ),
-        )
-        for name, arm in (("old", BEFORE), ("new", AFTER))
-    )
-    (found,) = compare([old], [[new]], [measure_of("pass@1")])
+    (found,) = compare([arm("old", *BEFORE.tolist())], [[arm("new", *AFTER.tolist())]], [measure_of("pass@1")])
     assert found.seeds_needed(0.1) is None
     assert found.problems_beyond_seeds(0.1) == problems_needed(0.0133333, 0.1)
     assert found.problems_beyond_seeds(0.5) is None, "seeds are what lacks"
@@ -273,11 +249,8 @@ def test_arms_are_paired_where_seeds_and_first_weights_are_the_same(tmp_path: Pa
         for place, mine, seed in zip(places, (one, two), (1, 0), strict=True):
             layout, start = seed_run(place, mine, f"seed={seed}"), f"{seed}{name == 'else'}"
             layout.weights.mkdir(exist_ok=True)
-            commit_whole(
-                layout.weights_version(0),
-                lambda folder, start=start: (folder / "model").write_text(start),  # type: ignore[misc]
-                version=0,
-            )
+            zero = layout.weights_version(0)
+            commit_whole(zero, lambda to, start=start: (to / "model").write_text(start), version=0)  # type: ignore[misc]
         arms[name] = f"{name}={','.join(map(str, places if name == 'old' else places[::-1]))}"
     words = ("compare", "--arm", arms["old"], "--arm", arms["new"])
     shown = json.loads(typed(*words, "--paired", "--json").stdout)
@@ -286,10 +259,7 @@ def test_arms_are_paired_where_seeds_and_first_weights_are_the_same(tmp_path: Pa
     seed_0, seed_1 = (np.array([(mine * 10)[:10] for mine in (rewards["old"][i], rewards["new"][i])]) for i in (1, 0))
     by_hand = crossed_gain([(np.array([seed_0[0], seed_1[0]]), np.array([seed_0[1], seed_1[1]]))], paired=True)
     assert (row["difference"], row["difference_low"]) == pytest.approx((by_hand.mean, by_hand.interval.low))
-    assert any(
-        "--paired compares the arms seed by seed" in note
-        for note in json.loads(typed(*words, "--json").stdout)["notes"]
-    )
+    assert "--paired compares the arms seed by seed" in " ".join(typed(*words).output.split())
     refused = typed("compare", "--arm", arms["old"], "--arm", arms["else"], "--paired", exits=ExitCode.FATAL).stderr
     assert "not paired by their seeds" in refused
     assert "not paired" in typed("compare", tmp_path / "old-0", tmp_path / "new-0", "--paired", exits=2).stderr

@@ -77,9 +77,6 @@ def test_submit_hands_every_job_over_once(site: Path, run: RunLayout, scripts: P
     assert sorted(path.name for path in scripts.iterdir()) == before
     shown = in_a_process("status", run.root)
     assert ("2 queued" in shown, "not reached" in shown) == (True, False), "the array of two inference tasks"
-    for other in ("resources.inference.tasks=3", "schedule.iterations=30"):  # while jobs are queued
-        assert f"mrt-hpc cancel {run.root}" in submit(run.root, site, other, exits=2)
-    assert set(live_jobs(run)) == set(JOBS)
     (scripts / "2_1.sh").unlink()
     assert "task(s) 1 had been lost" in submit(run.root, site), "which is sent again alone"
     assert {one.tasks for one in submissions(run) if one.job == INFERENCE} == {None, (1,)}

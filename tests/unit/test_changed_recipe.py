@@ -166,7 +166,6 @@ def test_what_decides_nothing_is_accepted(run: Run, begun: tuple[str], change: t
     ("begun", "done", "change", "fact"),
     [
         ((), None, ("training.learning_rate=1e-3",), "training.learning_rate was 0.0007 and is 0.001"),
-        ((), 1, ("schedule.iterations=24",), "schedule.iterations was 20 and is 24"),
         (CONSTANT, 6, (*CONSTANT, "schedule.iterations=5"), "schedule.iterations"),
         (CONSTANT, 10, (*CONSTANT, "schedule.iterations=80", "training.warmup_steps=3"), "training.warmup_steps was"),
         (PACKED, 20, ("training.batching=shared", "resources.trainer.ranks=2"), "training.batching"),
@@ -210,8 +209,6 @@ def test_more_iterations_of_a_constant_schedule_go_on_from_those_done(run: Run) 
     first = run.finish(*CONSTANT).locked
     recipe = run.submit(*CONSTANT, "schedule.iterations=14")
     assert run.locked == recipe
-    segments = ("segment-002.inference", "segment-002.trainer", "segment-003.inference", "segment-003.trainer")
-    assert run.opened == [*segments, "segment-003.evaluation", "report"]
     before = [learning_rate(step, 10, first.training) for step in range(10)]
     assert [learning_rate(step, 14, recipe.training) for step in range(10)] == before
     assert run.changes["schedule.iterations"] == (10, 14)

@@ -3,17 +3,14 @@
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from basics import executable
-from commands import commands_first, typed
-from slurm_texts import squeue_prints
+from commands import typed
+from families import holder_of
 from synthetic_run import Shape, SyntheticRun
 
 from mrt_hpc.attempt.ledger import record_submission
-from mrt_hpc.backends.slurm.parameters import queue_name
 from mrt_hpc.cli.life import KINDS
 from mrt_hpc.cli.options import ROLES
 from mrt_hpc.plan.jobs import Role, read_plan
@@ -121,17 +118,10 @@ def test_a_version_and_samples_that_an_evaluation_waits_for_stay(run: RunLayout,
     assert found(run)[Removable.PARTS] == ["samples", ".shard-00000.tmp-0123456789ab"]
 
 
-@pytest.mark.parametrize("reached", [True, False])
-def test_a_run_whose_jobs_are_or_may_be_queued_is_not_touched(
-    run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: bool
+def test_a_run_whose_jobs_may_be_queued_is_not_touched(
+    run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = commands_first(tmp_path / "bin", monkeypatch)
-    if reached:
-        marks = f"{queue_name('prepare', run)}|{run.logs}/prepare/submission.sh|N/A"
-        executable(folder / "squeue", f"echo '{squeue_prints(f'12|PENDING|N/A|Priority||{marks}')}'")
-        executable(folder / "sacct", "exit 0")
-    else:
-        monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("PATH", str(tmp_path))  # no queue can be asked
     record_submission(run, "prepare", "12", "site")
     before = files(run, "jobs")
     clean(run, "--yes", exits=2)
@@ -139,16 +129,8 @@ def test_a_run_whose_jobs_are_or_may_be_queued_is_not_touched(
 
 
 def test_a_run_of_this_machine_that_runs_is_not_touched(run: RunLayout) -> None:
-    hold = (
-        "import sys, time; from pathlib import Path; from mrt_hpc.attempt.ledger import claim_run; "
-        "from mrt_hpc.run.layout import RunLayout\n"
-        "with claim_run(RunLayout(Path(sys.argv[1])), 60): print('held', flush=True); time.sleep(60)"
-    )
-    command = [sys.executable, "-c", hold, str(run.root)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout and process.stdout.readline() == "held\n"
+    with holder_of(run.root) as process:
         shown = clean(run, "--yes", exits=2)
-        process.kill()
     assert (f"process {process.pid}" in shown, "KiB" in shown) == (True, False), "it is refused before the table"
     assert len(published_versions(run)) == LAST + 1
 

@@ -122,17 +122,6 @@ def test_one_of_two_has_the_turn(tmp_path: Path) -> None:
     assert (alone.take(), alone.is_mine, alone.is_shared) == (True, True, False)
 
 
-def test_the_turn_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
-    take = "import sys; from pathlib import Path; from mrt_hpc.run.turns import Turn; turn = Turn(Path(sys.argv[1]));"
-    command = [sys.executable, "-c", f"{take} print(turn.take(), flush=True); sys.stdin.read()", tmp_path / "turn"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout and holder.stdout.readline() == b"True\n"
-        turn = Turn(tmp_path / "turn")
-        assert not turn.take()
-        holder.send_signal(signal.SIGKILL)
-        wait_until(turn.take, reason="the turn of a process that was killed", deadline_s=30)
-
-
 def test_what_a_killed_process_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left, held, link = tmp_path / "left", Turn(tmp_path / "held"), tmp_path / "link"
     left.touch()
@@ -336,22 +325,17 @@ def test_a_limit_too_short_for_anything_is_recorded_although_the_trainer_waited(
 
 
 def test_while_the_trainer_waits_the_use_of_its_companion_counts(layout: RunLayout) -> None:
-    now = time.time()
-    uses = [
-        [(0, None), (10, Use.WAITING), (60, Use.TRAINING)],
-        [(1, None), (20, Use.GENERATING), (50, Use.WAITING), (70, Use.ENDING)],
-    ]
-    for rank, spent in enumerate(uses):
-        where = {"host": "n", "pid": rank, "job": JOB, "task": 0, "rank": rank}
-        lines = [{"kind": EventKind.USE, "use": use, "host": "n", "pid": rank} for _, use in spent]
-        lines[0] = {"kind": EventKind.TASK_STARTED, **where, "attempt": "a", "world_size": 1, "began": None}
-        if rank == 0:
-            lines.append({"kind": EventKind.TASK_ENDED, **where, "outcome": "done"})
-        times = [after for after, _ in spent] + [80]
+    now, where = time.time(), {"job": JOB, "task": 0}
+    started = {"kind": EventKind.TASK_STARTED, **where, "attempt": "a", "world_size": 1, "began": None}
+    ended = (80, {"kind": EventKind.TASK_ENDED, **where, "rank": 0, "outcome": "done"})
+    spent = ([(10, Use.WAITING), (60, Use.TRAINING)], [(20, Use.GENERATING), (50, Use.WAITING), (70, Use.ENDING)])
+    for rank, uses in enumerate(spent):
+        used = [(after, {"kind": EventKind.USE, "use": use}) for after, use in uses]
+        events = [(rank, {**started, "rank": rank}), *used, *([] if rank else [ended])]
+        lines = [json.dumps({"time": now + after, "host": "n", "pid": rank, **event}) for after, event in events]
         path = event_file(layout.events, JOB, 0, rank, "a")
         path.parent.mkdir(exist_ok=True)
-        events = [{"time": now + after, **line} for after, line in zip(times, lines, strict=False)]
-        path.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+        path.write_text("".join(f"{line}\n" for line in lines))
     (attempt,) = attempts(layout, EventStream(layout.events))
     expected = {Use.STARTING: 20, Use.GENERATING: 30, Use.WAITING: 10, Use.TRAINING: 20}
     assert attempt.time_by_use(now, 80) == pytest.approx(expected)

@@ -104,8 +104,6 @@ def test_a_build_that_fails_or_was_not_asked_for_leaves_the_image_that_was_there
     assert "--force" in typed("container", "build", "cpu", image, exits=2).output
     assert image.read_text() == "before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.sif", "a.sif.sha256", "apptainer"]
-    missing = typed("container", "build", "cpu", tmp_path / "b.sif", "--executable", "nowhere", exits=2).output
-    assert "--on-node --site SITE" in missing
 
 
 def test_the_checksum_beside_an_image_counts_only_where_it_can_be_that_of_the_image(tmp_path: Path) -> None:

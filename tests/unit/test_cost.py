@@ -190,11 +190,8 @@ def test_what_a_point_of_accuracy_cost(run: RunLayout) -> None:
 
 
 def test_less_than_an_hour_is_printed_in_minutes() -> None:
-    assert [hours_text(hours, "GPU") for hours in (0.0, 0.5, 2.5)] == [
-        "0.00 GPU-hours",
-        "30.00 GPU-minutes",
-        "2.50 GPU-hours",
-    ]
+    for hours, text in ((0.0, "0.00 GPU-hours"), (0.5, "30.00 GPU-minutes"), (2.5, "2.50 GPU-hours")):
+        assert hours_text(hours, "GPU") == text
 
 
 def test_one_line_of_sacct() -> None:

@@ -1,15 +1,13 @@
 """The site that a command takes, and what is refused where a Slurm cluster is used."""
 
 import os
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from basics import QUICKSTART, executable, look_first_in
 from commands import refusal, typed
-from other_users import ANOTHER, shared_folder
+from other_users import ANOTHER
 from run_of import run_of
 
 from mrt_hpc.attempt.ledger import record_site, remember_site
@@ -49,12 +47,6 @@ class User:
             record_site(layout, find_site(site))
             remember_site(layout, find_site(site))
         return layout
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    with shared_folder() as path:
-        yield path
 
 
 @pytest.fixture(autouse=True)
@@ -190,26 +182,15 @@ def test_a_default_that_is_wrong_is_refused_with_its_place(user: User, monkeypat
         assert VARIABLE in refusal(find_site, None).message()
 
 
-@pytest.mark.parametrize(
-    ("file_mode", "folder_mode", "owner"), [(0o666, 0o755, 0), (0o644, 0o777, 0), (0o644, 0o755, 65534)]
-)
-def test_settings_that_another_user_can_change_are_not_read(
-    monkeypatch: pytest.MonkeyPatch, file_mode: int, folder_mode: int, owner: int
-) -> None:
-    if owner and os.geteuid() != 0:
-        pytest.skip("only root may give a file away")
-    with tempfile.TemporaryDirectory() as folder:  # which other users reach
-        Path(folder).chmod(0o755)
-        monkeypatch.setenv("XDG_CONFIG_HOME", folder)
-        home, settings = Path(folder) / "mrt-hpc", Path(folder) / "mrt-hpc" / "settings.yaml"
-        home.mkdir(mode=0o755)
-        settings.write_text("site: local\n")
-        assert find_site(None) == LocalSite()
-        settings.chmod(file_mode)
-        home.chmod(folder_mode)
-        os.chown(settings, owner or -1, -1)
-        assert str(home) in str(refusal(find_site, None).where)
-        assert find_site("local") == LocalSite()
+def test_settings_that_another_user_can_change_are_not_read(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In which ways others can change a file: tests/unit/test_trust.py."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(shared))
+    (home := shared / "mrt-hpc").mkdir(mode=0o755)
+    (settings := home / "settings.yaml").write_text("site: local\n")
+    assert find_site(None) == LocalSite()
+    settings.chmod(0o666)
+    assert str(home) in str(refusal(find_site, None).where)
+    assert find_site("local") == LocalSite()
 
 
 def test_nothing_works_on_a_login_node_unasked(user: User) -> None:

@@ -1,8 +1,8 @@
 """training.deterministic: what torch and cuBLAS are asked for, in a process of its own."""
 
 import json
-import subprocess
-import sys
+
+from commands import python
 
 # A GPU is played by the name of its device alone: what is read back are torch's own switches.
 SCRIPT = """
@@ -24,8 +24,7 @@ print(json.dumps([chosen("cpu", None, None), chosen("cpu", False, None), chosen(
 
 def test_deterministic_is_an_error_where_it_is_asked_for_and_a_workspace_of_the_site_stays() -> None:
     """By case: deterministic, warning only, cuDNN's, cuBLAS's workspace, whether CUDA was touched."""
-    command = [sys.executable, "-c", SCRIPT]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    printed = python("-c", SCRIPT).stdout
     on_cpu, refused_on_cpu, on_gpu, asked_for_on_gpu, with_workspace = json.loads(printed.splitlines()[-1])
     assert on_cpu == asked_for_on_gpu == [True, False, True, ":4096:8", False]
     assert on_gpu == refused_on_cpu == [False, False, False, None, False]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrt_hpc.mrt.episodes import cut_episodes, episode_starts, paragraph_starts
+from mrt_hpc.mrt.episodes import cut_episodes
 from mrt_hpc.recipe.sections import Episodes
 
 ONE = Episodes(markers=("Wait", "Alternatively"), min_paragraphs=1, max_episodes=6)
@@ -23,6 +23,7 @@ PARAGRAPHS = {
     "T": "Is there another way to see it?",
     "C": "But let me double-check.",
     "H": "But hold on, is it 4?",
+    "e": "",
 }
 REFERENCE = {"min_paragraphs": 3, "max_cuts": 49, "group_size": 1, "max_episodes": 100}
 CASES: list[tuple[str, dict[str, int]]] = [
@@ -32,6 +33,8 @@ CASES: list[tuple[str, dict[str, int]]] = [
     *((drawn, {}) for drawn in ("ppp|W", "ppp|B", "ppp|A", "ppp|T", "ppp|C", "ppp|H", "pppp|A")),
     # what looks like a marker and is none: blanks before a paragraph belong to it
     *((drawn, {}) for drawn in ("pppl", "pppq", "pppi")),
+    # an empty paragraph counts
+    ("pep|W", {}),
     # the next one three paragraphs after the last
     *((drawn, {}) for drawn in ("ppp|WpWp|A", "WWW|WWW|WWW|W", "pWp|Wpp|Hpp|C")),
     ("pW|Wp|A", {"min_paragraphs": 2}),
@@ -56,20 +59,6 @@ def test_the_rule_cuts_where_it_is_drawn(drawn: str, changes: dict[str, int]) ->
     boundaries = cut_episodes(pieces, Episodes(**{**REFERENCE, **changes}))
     letters = {text.encode(): letter for letter, text in PARAGRAPHS.items()}
     assert ["".join(letters.get(piece, "") for piece in pieces[a:b]) for a, b in pairwise(boundaries)] == episodes
-
-
-@pytest.mark.parametrize("text", ["a\n\n\nWait", "a\n\n\n\n\nb\nc\n\nd", "a\n\n  Wait", "\n\na", "a"])
-def test_paragraphs_are_those_of_a_split_at_two_newlines(text: str) -> None:
-    ends = [0, *paragraph_starts(text.encode())]
-    found = [text[a:b].removesuffix("\n\n") for a, b in pairwise([*ends, len(text)])]
-    assert found == text.split("\n\n")
-
-
-def test_an_empty_paragraph_counts_and_a_marker_opens_an_episode_only_at_the_start_of_a_paragraph() -> None:
-    assert episode_starts(b"a\n\n\n\nb\n\nWait", Episodes(min_paragraphs=3)) == [8]
-    assert paragraph_starts(b"a\n\nb\n\n") == [3], "one at the end of the text is none"
-    for between in ("\n\n\n", "\n \n", "\n\n ", "\n\nNo. "):
-        assert episode_starts(f"a{between}Wait".encode(), ONE) == []
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from mrt_hpc.backends.slurm.plain_paths import folders_read
 from mrt_hpc.cli.plan import awaited_models, missing_inputs
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import UserError
-from mrt_hpc.evaluate.asked_models import models_asked, refuse_lost_models
+from mrt_hpc.evaluate.asked_models import models_asked
 from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe, refuse_other_queue
 from mrt_hpc.plan.compile import evaluation_plan
 from mrt_hpc.recipe.lock import lock_text, read_lock, read_recipe_lock
@@ -31,7 +31,7 @@ from mrt_hpc.roles import prepare
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.sampling.verified_weights import verified_weights
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.layout import RunLayout, split_at
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import publish
 from mrt_hpc.submit.create import create_or_open
@@ -100,24 +100,6 @@ def test_versions_of_a_run_are_numbers_or_the_first_or_the_last(tmp_path: Path) 
 def test_a_version_that_the_run_does_not_have_is_refused(run: Path, word: str) -> None:
     for named in (models_asked, named_models):
         assert refusal(named, [f"{run}@{word}"]).expected == "a number from 0 to 20, first or last"
-
-
-def test_the_longest_directory_that_is_there_stands_before_the_versions(tmp_path: Path) -> None:
-    for name in ("a", "a@b"):
-        (tmp_path / name).mkdir()
-    for asked, directory, after in (
-        ("a@b", "a@b", None), ("a@b@0,last", "a@b", "0,last"), ("a@c@20", "a", "c@20"), ("a@", "a", ""),
-        ("none@b@1", "none", "b@1"), ("none", "none", None),
-    ):  # fmt: skip
-        assert split_at(f"{tmp_path}/{asked}") == (f"{tmp_path}/{directory}", after)
-
-
-def test_a_version_that_no_job_will_publish_is_refused(tmp_path: Path) -> None:
-    run = trained(tmp_path / "grpo", 0, 3).root
-    refuse_lost_models(recipe_of(f"{run}@0,3"), tmp_path / "eval")
-    for lost in (run, f"{run}@2"):
-        refused = refusal(refuse_lost_models, recipe_of(lost), tmp_path / "eval")
-        assert refused.expected == "one of 0, 3", "version 2 was pruned"
 
 
 def test_names_have_as_many_folders_as_it_takes(tmp_path: Path) -> None:
@@ -252,24 +234,6 @@ def test_what_decides_numbers_makes_another_run_directory_and_resources_do_not(t
         names.append(name())
         assert name() == names[-1], "nothing has changed"
     assert len(set(names)) == 5
-
-
-def test_a_changed_file_is_named_where_the_directory_is_given(whole: Path, tmp_path: Path) -> None:
-    problems = tmp_path / "p.jsonl"
-    suite = suite_at(tmp_path, "benchmarks: [{name: b, problems: {type: jsonl, path: p.jsonl}}]\n")
-    problems.write_text('{"id": "1", "problem": "x", "answer": "1"}\n')
-    evaluation_of(recipe_of(whole, suite=suite), tmp_path / "eval")
-    problems.write_text('{"id": "1", "problem": "x", "answer": "2"}\n')
-    refused = refusal(evaluation_of, recipe_of(whole, suite=suite), tmp_path / "eval")
-    assert f"inputs.{problems}" in refused.message()
-
-
-def test_the_plan_has_a_task_for_each_model_benchmark_and_shard(run: Path) -> None:
-    recipe = recipe_of(f"{run}@0,last", changes=("evaluation.problem_shards=3",))
-    plan = evaluation_plan(recipe, LocalSite())
-    assert [job.tasks for job in plan.jobs] == [1, 6, 1]
-    assert [(u.version, u.shard) for u in plan.jobs[1].evaluations] == [(v, s) for v in (0, 1) for s in range(3)]
-    assert (recipe.evaluated_versions, [d.job for d in plan.jobs[2].after]) == ([0, 1], ["evaluation"])
 
 
 def test_a_plan_names_models_and_data_that_are_not_there(run: Path, tmp_path: Path) -> None:

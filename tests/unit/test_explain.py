@@ -9,7 +9,6 @@ import pytest
 from basics import INFERENCE, ROOT, TRAINER
 from canned_queue import PREPARE, CannedRun, canned_run, submitted_run
 from commands import typed
-from many_tasks import many_tasks
 from run_of import task_of
 
 from mrt_hpc.attempt.entry import ending_of
@@ -79,11 +78,7 @@ def test_where_the_queue_is_not_reached_files_hearts_and_what_was_set_aside_spea
 def test_a_run_that_its_user_cancelled_says_so_until_it_is_submitted_again(run: CannedRun) -> None:
     run.task(INFERENCE, TaskState.STOPPED, attempt="12_0.0")
     run.queue()
-    assert "preempted, cancelled, interrupted or at its time limit" in explain(run)
     run.command("scontrol", "exit 0")
-    run.command("scancel", "exit 0")
-    typed("cancel", run.layout.root)
-    assert "mrt-hpc cancel" not in explain(run), "there was nothing left to cancel"
     (run.commands / "empty").write_text((run.commands / "queue").read_text())
     run.queue("13|PENDING|N/A|Priority|")
     run.command("scancel", f"cp {run.commands}/empty {run.commands}/queue")
@@ -117,14 +112,6 @@ def test_a_run_that_was_killed_here_needs_the_same_command(tmp_path: Path) -> No
     assert INFERENCE in sentence
     assert command.startswith(f"mrt-hpc submit {tmp_path / 'begun'}, which")
     assert "the run has stopped" in typed("logs", tmp_path / "begun", "--follow").output
-
-
-def test_5000_tasks_are_explained_in_a_few_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    large = many_tasks(tmp_path, monkeypatch)
-    shown = typed("explain", large.layout.root).output
-    assert len(shown.splitlines()) < 20
-    assert "608 of 640 tasks" in shown
-    assert sorted(large.calls) == ["sacct", "squeue"]
 
 
 def ends(task: Task, error: BaseException, time: float) -> str:
@@ -165,15 +152,6 @@ def test_a_reason_is_shown_whole_and_a_defect_with_its_type_and_place(tasks: tup
     reason = ends(tasks[0], defect.value, 1.0)
     assert "Traceback" not in reason
     assert all(part in reason for part in ("ValueError: empty separator", "test_explain.py", "mrt-hpc logs"))
-
-
-def test_a_run_whose_lock_is_gone_is_not_sent_in_a_circle(run: CannedRun) -> None:
-    run.layout.recipe_lock.unlink()
-    refused = typed("submit", run.layout.root, exits=2).output
-    assert f"restore {run.layout.recipe_lock} from a backup" in refused
-    for words in ("status", "explain"):
-        printed = " ".join(typed(words, run.layout.root).output.split())
-        assert "mrt-hpc submit" not in printed and "recipe.lock.yaml" in printed
 
 
 def test_an_incomplete_report_comes_after_the_task_that_it_lacks(run: CannedRun) -> None:

@@ -2,11 +2,10 @@
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from other_users import ANOTHER, ROOT_ONLY, shared_folder
+from other_users import ANOTHER, ROOT_ONLY
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.access import CLOSED_TO_OTHERS, open_to_group
@@ -15,12 +14,6 @@ from mrt_hpc.run.weights import take_over
 
 SECRET = "for the first user alone"
 NEEDED = ("config.json", "model.safetensors", "tokenizer.model", "merges.txt", "chat_template.jinja")
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    with shared_folder() as path:
-        yield path
 
 
 @pytest.fixture

@@ -1,17 +1,14 @@
 """What commands print, compared whole with tests/golden; ``env/test --update`` writes the files."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from basics import INFERENCE, ROOT, TRAINER
 from canned_queue import CannedRun, submitted_run
-from commands import HELP, typed
+from commands import HELP, python, typed
 from golden import assert_golden
 from situations import LATER, SITUATIONS
 from slurm_texts import RecordedSlurm
@@ -40,9 +37,7 @@ def compare(name: str, text: str, **places: object) -> None:
 
 
 def test_help() -> None:
-    environment = {**os.environ, "COLUMNS": "100"}
-    done = subprocess.run([sys.executable, "-c", HELP], env=environment, capture_output=True, text=True, check=True)
-    compare("help.txt", done.stdout)
+    compare("help.txt", python("-c", HELP, COLUMNS="100").stdout)
 
 
 def test_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

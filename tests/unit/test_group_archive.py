@@ -5,7 +5,6 @@ import math
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from run_of import bare_run
@@ -79,8 +78,8 @@ def test_damage_is_found_and_the_groups_without_it_are_given_back(layout: RunLay
     path = layout.group_archive(3)
     whole = path.read_bytes()
     start = whole.index(b"PK\1\2")
-    for bit in range(8 * start, 8 * whole.index(b"PK\1\2", start + 1)):  # of the first of the names
-        changed(path, whole, bit // 8, 1 << bit % 8)
+    for at in range(start, whole.index(b"PK\1\2", start + 1)):  # of the first of the names
+        changed(path, whole, at, 1 << at % 8)
         with suppress(DamagedError):
             assert read_sampled(layout, 3, 0) == before[0]
     changed(path, whole, whole.index(b"00002/rollouts.parquet") + 200, 1)
@@ -106,31 +105,18 @@ def test_a_group_with_a_number_that_cannot_be_learnt_is_neither_kept_nor_taken(t
         *(("rollouts", "reward", wrong) for wrong in (math.nan, 1.5, -0.5)),
         *(("rollouts", "logprobs", [-0.5, wrong, -0.5]) for wrong in (math.nan, -math.inf, 0.01)),
         *(("values", *wrong) for wrong in (("value", math.nan), ("value", math.inf), ("baseline", math.nan))),
+        ("statistics", "rollouts", "x"), ("statistics", "rollout_tokens", math.nan), ("statistics", "branches", -1),
+        ("statistics", "seconds", {"a": math.inf}),
     )):  # fmt: skip
-        changed = dataclasses.replace(getattr(good, record)[0], **{field: value})
-        bad, path = dataclasses.replace(good, **{record: [changed]}), tmp_path / str(number)  # type: ignore[arg-type]
-        with pytest.raises(UserError, match="iteration 0, problem p-7, sample 2"):
+        part, of_all = getattr(good, record), record == "statistics"
+        changed = dataclasses.replace(part if of_all else part[0], **{field: value})
+        bad = dataclasses.replace(good, **{record: changed if of_all else [changed]})
+        path, place = tmp_path / str(number), "statistics" if of_all else "problem p-7"
+        with pytest.raises(UserError, match=place if of_all else "iteration 0, problem p-7, sample 2"):
             commit_group(path, bad)
         assert not path.exists()
         with pytest.MonkeyPatch.context() as earlier:  # as a version wrote it that did not look
             earlier.setattr(groups, "wrong_number", lambda _: None)
             commit_group(path, bad)
-        with pytest.raises(DamagedError, match="problem p-7"):
+        with pytest.raises(DamagedError, match=place):
             read_group(path)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"rollouts": "x"}, {"rollout_tokens": math.nan}, {"branches": -1}, {"seconds": {"a": math.inf}}]
-)
-def test_a_group_whose_statistics_are_no_counts_is_neither_kept_nor_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]
-) -> None:
-    bad = sampled(rollout("p", 0))
-    bad = dataclasses.replace(bad, statistics=dataclasses.replace(bad.statistics, **wrong))
-    with pytest.raises(UserError, match="statistics"):
-        commit_group(tmp_path / "bad", bad)
-    with monkeypatch.context() as other:
-        other.setattr(groups, "wrong_number", lambda _: None)
-        commit_group(tmp_path / "bad", bad)
-    with pytest.raises(DamagedError, match="statistics"):
-        read_group(tmp_path / "bad")

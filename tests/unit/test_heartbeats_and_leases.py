@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from commands import refusal
 from run_of import bare_run
 
 from mrt_hpc.errors import UserError
@@ -56,12 +55,6 @@ def test_a_heart_that_cannot_be_written_goes_on(tmp_path: Path, caplog: pytest.L
     for _ in range(100):
         heart.beat()
     assert len(caplog.records) == 7  # 1, 2, 4, ... 64
-
-
-def test_a_heart_outside_of_any_run_says_that_the_run_is_gone(tmp_path: Path) -> None:
-    heart = Heart(tmp_path / "hearts" / "heart.json", "a", limit_s=0.05)
-    refused = refusal(heart.beat_and, lambda: None)
-    assert (refused.what.startswith("the run directory is gone"), refused.where) == (True, tmp_path / "hearts")
 
 
 def test_a_look_counts_only_soon_after_a_beat_that_was_written(tmp_path: Path) -> None:
@@ -127,19 +120,6 @@ def test_a_look_reads_each_file_once(layout: RunLayout, observer: Observer, monk
         read.clear()
         assert another.free(list(range(500))) == list(range(400, 500))
         assert len(read) == number
-
-
-def test_the_lease_of_an_attempt_that_has_ended_passes_on_at_once(layout: RunLayout, observer: Observer) -> None:
-    second = leases(layout, observer, 1)
-    assert leases(layout, observer, 0, "a").claim(7)
-    assert not second.claim(7)
-    beat(layout.heart("inference", 0), "b", 1)
-    assert second.claim(7), "its task has begun another attempt"
-    with Heart(layout.heart("inference", 0), "b", limit_s=1000):
-        mine = group_leases(layout, 4, Holder(layout.root, "inference", 0, "b"), observer)
-        assert mine.claim(8)
-        assert not second.claim(8)
-    assert second.claim(8), "its task has ended"
 
 
 def test_no_complete_group_is_leased_and_no_damaged_lease_counts(layout: RunLayout, observer: Observer) -> None:

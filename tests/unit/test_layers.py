@@ -2,13 +2,12 @@
 
 import ast
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from basics import ROOT
-from commands import HELP
+from commands import HELP, python
 
 PACKAGE = ROOT / "mrt_hpc"
 LEAVES = {"cluster", "view", "evaluate", "images", "datasets", "testing"}
@@ -73,6 +72,10 @@ def import_of(room: str) -> str:
 
 LOOKS = [*HEAVY, "pyarrow"]
 MAIN = "import os; os.environ['PATH'] = ''; from mrt_hpc.cli.main import main; main(%r, standalone_mode=False)"
+LOOKING = [
+    "api", "cli.status", "cli.submit", "view.explain", "view.run_list", "backends.slurm.backend",
+    "backends.local.backend",
+]  # fmt: skip
 SAMPLING = (
     "import mrt_hpc.roles.inference, mrt_hpc.roles.evaluation; from importlib.metadata import version; "
     "from mrt_hpc.domains.small_world import STARTING_MODEL; from mrt_hpc.inference.tokens import load_tokenizer; "
@@ -80,14 +83,13 @@ SAMPLING = (
     "version('torch').endswith('+cpu') and is_on_cpu()"
 )
 LOADS = {
-    **{room: (import_of(room), HEAVY) for room in ("recipe", "run", "mrt", "plan", "algorithms")},
+    "rooms": ("\n".join(map(import_of, ("recipe", "run", "mrt", "plan", "algorithms"))), HEAVY),
     "help": (HELP, [*LOOKS, "numpy", "pydantic"]),
     **{f"plan {recipe}": (MAIN % ["plan", recipe], LOOKS) for recipe in ("quickstart", "mrt_online")},
     # it asks sbatch with the scripts of a submission; here no command of Slurm is found
     "plan on a cluster": (MAIN % ["plan", "quickstart", "--site", "example"], [m for m in LOOKS if m != "submitit"]),
     # submitit is loaded where sbatch texts are made, and pyarrow where records are read, and not before
-    **{m: (f"import mrt_hpc.{m}", LOOKS) for m in ("api", "cli.status", "cli.submit", "view.explain", "view.run_list")},
-    **{m: (f"import mrt_hpc.{m}", LOOKS) for m in ("backends.slurm.backend", "backends.local.backend")},
+    "commands": (f"import mrt_hpc.{', mrt_hpc.'.join(LOOKING)}", LOOKS),
     # a task that samples needs torch only to look for a GPU, where its build can use one
     "sampling": (SAMPLING, ["torch", "sympy"]),
 }
@@ -97,9 +99,7 @@ LOADS = {
 def test_the_light_half_of_the_package_and_what_only_looks_load_nothing_heavy(what: str) -> None:
     code, names = LOADS[what]
     check = f"import sys; heavy = [m for m in {names!r} if m in sys.modules]; sys.exit(str(heavy) if heavy else 0)"
-    command = [sys.executable, "-c", f"{code}\n{check}"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert result.returncode == 0, result.stderr
+    python("-c", f"{code}\n{check}", cwd=ROOT)
 
 
 LIGHT = """
@@ -136,9 +136,7 @@ OF_THE_STACK = {
 def test_a_light_installation_can_import_what_commands_need_and_read_recipes() -> None:
     files = [path.relative_to(ROOT).with_suffix("") for path in PACKAGE.rglob("[!_]*.py")]
     names = sorted(".".join(file.parts) for file in files if file.parts[1] not in ON_NODES)
-    done = subprocess.run([sys.executable, "-c", LIGHT, *names], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    assert {*done.stdout.split()} == OF_THE_STACK
+    assert {*python("-c", LIGHT, *names, cwd=ROOT).stdout.split()} == OF_THE_STACK
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "mrt").glob("[!_]*.py")), ids=lambda p: p.stem)

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import python
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.server import VllmServer
@@ -63,7 +64,7 @@ except shutdown.RequeueRequested:
 
 
 def test_a_task_that_gives_its_nodes_back_leaves_no_pending_tasks_behind() -> None:
-    done = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, timeout=60, check=False)
+    done = python("-c", BUSY)
     assert (done.stderr, done.stdout.splitlines()[1:]) == ("", ["left"])
     assert done.stdout.startswith("recorded ")
 

@@ -1,12 +1,10 @@
-"""The losses and the learning rate by hand, and the optimiser of the warm start against that of torch."""
+"""The losses and the learning rate by hand."""
 
 import math
 
 import pytest
 import torch
 from basics import RECIPES
-from torch.nn import Parameter
-from warm_start import Muon
 
 from mrt_hpc.recipe.find import OTHER_KINDS
 from mrt_hpc.recipe.load import load_recipe
@@ -123,36 +121,6 @@ def test_the_schedule_by_hand() -> None:
     assert rates(2, warmup_ratio=0.0) == pytest.approx([1.0, 0.5, 0.0])  # half a cosine over two steps
     assert rates(schedule="constant")[1:] == [1.0] * 10
     assert rates(1, warmup_ratio=0.0, learning_rate=0.3)[0] == 0.3
-
-
-@pytest.mark.parametrize(("steps", "warmup_ratio"), [(1, 0.1), (2, 0.0), (2, 1.0), (248, 0.1)])
-def test_every_step_has_a_rate_above_zero(steps: int, warmup_ratio: float) -> None:
-    course = rates(steps, warmup_ratio=warmup_ratio)[:steps]
-    assert min(course) > 0
-    assert max(course) == 1.0
-
-
-LEARNING_RATE, MOMENTUM, STEPS = 0.01, 0.9, 4
-
-
-def stepped(make: type[torch.optim.Optimizer], shapes: list[tuple[int, int]], **options: object) -> list[torch.Tensor]:
-    torch.manual_seed(0)
-    matrices = [Parameter(torch.randn(shape)) for shape in shapes]
-    before = [matrix.detach().clone() for matrix in matrices]
-    optimiser = make(matrices, LEARNING_RATE, momentum=MOMENTUM, **options)  # type: ignore[call-arg]
-    for _ in range(STEPS):
-        for matrix in matrices:
-            matrix.grad = torch.randn_like(matrix)
-        optimiser.step()
-    return [matrix.detach() - start for matrix, start in zip(matrices, before, strict=True)]
-
-
-def test_matrices_of_several_shapes_move_as_with_the_optimiser_of_torch() -> None:
-    shapes = [(24, 64), (64, 24), (24, 64), (24, 24)]
-    mine = stepped(Muon, shapes)
-    other = stepped(torch.optim.Muon, shapes, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
-    for one, two in zip(mine, other, strict=True):
-        assert torch.linalg.norm(one - two) < 0.02 * torch.linalg.norm(two)  # bfloat16 has three digits
 
 
 def test_every_step_of_a_recipe_of_ours_teaches() -> None:
