@@ -1,7 +1,7 @@
 """``mrt-hpc data`` fetches, prepares and checks data files; ``mrt-hpc model`` fetches models."""
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,18 +53,7 @@ def data() -> None:
 @click.option("--encoding", help="Of a text, as latin-1 or utf-16. Default: UTF-8.")
 @click.option("--drop-bad", is_flag=True, help="Leave out rows that make no problem, and list them.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
-def prepare(
-    source: str,
-    output: Path,
-    split: str | None,
-    config: str | None,
-    revision: str | None,
-    delimiter: str | None,
-    encoding: str | None,
-    drop_bad: bool,
-    force: bool,
-    **columns: Any,
-) -> None:
+def prepare(source: str, output: Path, drop_bad: bool, force: bool, **asked: Any) -> None:
     """Write the problems of SOURCE to OUT, one JSON object a line with id, problem and answer.
 
     SOURCE is a file (.jsonl, .json, .parquet, .csv or .tsv, texts also .gz or .zst), a folder with the files of a data
@@ -87,8 +76,8 @@ def prepare(
     from mrt_hpc.datasets.conversion import prepare as prepare_file
     from mrt_hpc.datasets.sources import Selection
 
-    selection = Selection(revision, config, split, delimiter, encoding)
-    _print_prepared(prepare_file(Order(source, output, selection, Asked(**columns), drop_bad, force)))
+    selection = Selection(**{field.name: asked.pop(field.name) for field in fields(Selection)})
+    _print_prepared(prepare_file(Order(source, output, selection, Asked(**asked), drop_bad, force)))
 
 
 @data.command(short_help="Check data files.")

@@ -113,6 +113,7 @@ def at_work(page: Path, home: Path, folder: Path, finished: Path) -> NewUser:
         "rows.jsonl": b'{"question": "What is 1 + 1?", "answer": "2"}\n',
         "rows.parquet": parquet([{"question": "What is 1 + 2?", "answer": "3"}]),
         "rows.json": b'[{"text": "What is 1 + 3?", "label": "4"}]',
+        "sheet.csv": "question;answer\nWie groß ist 1 + 4?;5\n".encode("latin-1"),
         "svamp.json": b'[{"Body": "Ann has 5 bags.", "Question": "How many are there?", "Answer": 5}]',
         "quiz.jsonl.gz": gzip.compress(quiz),
     }.items():

@@ -388,6 +388,9 @@ DATA = {
     "data check with no verifier": Situation(
         "data check x.jsonl --verifier none", files(x__jsonl='{"problem": "1"}\n')
     ),
+    "data prepare": Situation(
+        "data prepare source.jsonl 'a b.jsonl'", files(source__jsonl='{"problem": "1+1", "answer": "2"}\n'), exits=0
+    ),
     "data fetch of nothing": Situation("data fetch nothing"),
     "data fetch --list": Situation("data fetch --list", exits=0),
     "data fetch without a name": Situation("data fetch"),

@@ -86,7 +86,7 @@ UNREACHED = {
     "backends/slurm/reasons.py TURNS": "prose of plan",
     "backends/slurm/site.py require_slurm": ON_A_CLUSTER,
     "cli/container.py": ON_A_CLUSTER,
-    "cli/data.py": NETWORK,
+    "cli/data.py fetch_from_hub": NETWORK,
     "cli/doctor.py _conclusion": ON_A_CLUSTER,
     "cli/fields.py": "the text of a page",
     "cli/init.py": ON_A_CLUSTER,
