@@ -11,7 +11,8 @@ from mrt_hpc.domains.small_world import equations
 from mrt_hpc.domains.small_world.equations import MARKER, Equation, Habits, Split, TraceQuality, example, problems
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.episodes import episode_starts
-from mrt_hpc.recipe.sections import Episodes, JsonlProblems, SmallWorldProblems
+from mrt_hpc.mrt.sft import Conversation, Suffix
+from mrt_hpc.recipe.sections import Episodes, JsonlProblems, SmallWorldProblems, SmallWorldSamples
 
 EQUATION = Equation(3, 14, 35)
 GOOD = (
@@ -91,6 +92,14 @@ def test_the_quality_of_traces_is_known_of_this_domain_alone():
     traces = [(EQUATION.statement, GOOD), (EQUATION.statement, GOOD.replace("12+14=26", "12+14=27"))]
     assert domain_of(SmallWorldProblems()).quality(traces) == {"well_formed": 1.0, "right_checks": 5 / 6}
     assert domain_of(JsonlProblems(path="problems.jsonl")).quality(traces) == {}
+
+
+def test_samples_are_made_only_where_the_recipe_asks_for_samples():
+    for form, kind in (("conversations", Conversation), ("suffixes", Suffix)):
+        asked = SmallWorldSamples(form=form, samples=3)
+        assert [type(sample) for sample in domain_of(asked).samples(asked, 0)] == [kind] * 3
+    for problems_alone in (SmallWorldProblems(), JsonlProblems(path="problems.jsonl")):
+        assert domain_of(problems_alone).samples(problems_alone, 0) == ()
 
 
 def test_the_quality_of_a_trace():

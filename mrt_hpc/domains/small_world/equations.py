@@ -297,9 +297,10 @@ class SmallWorld(Domain):
 
     def samples(self, source: Section, seed: int) -> Sequence[Conversation | Suffix]:
         """Patient solutions of training problems, as whole conversations, or as suffixes of a given first check."""
-        asked = require_kind(source, SmallWorldSamples)
-        make = _conversation if asked.form == "conversations" else _suffix
-        return [make(problem, seed) for problem in problems(Split.TRAIN, asked.samples, seed)]
+        if not isinstance(source, SmallWorldSamples):
+            return ()
+        make = _conversation if source.form == "conversations" else _suffix
+        return [make(problem, seed) for problem in problems(Split.TRAIN, source.samples, seed)]
 
     def quality(self, traces: Iterable[tuple[str, str]]) -> dict[str, float]:
         """``well_formed`` and ``right_checks`` in [0, 1]: the form, and the arithmetic of the checks."""
