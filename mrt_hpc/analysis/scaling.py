@@ -308,8 +308,8 @@ def table_of_equal_tokens(pairs: Sequence[tuple[ScalingCurve, ScalingCurve]]) ->
     for curve, complete in pairs:
         if (equal := equal_tokens(curve, complete)) is not None:
             last, gain = curve.points[-1], equal.gain
-            of_vote = (*curve.names, last.x, last.estimate.mean)
-            rows.append((*of_vote, equal.complete, *gain.interval.cells, gain.p_value))
+            cells = last.x, last.estimate.mean, equal.complete, *gain.interval.cells, gain.p_value
+            rows.append((*curve.names, *cells))
     columns = ("model", "way", "tokens", "accuracy", "complete_samples", "difference", "low", "high", "p")
     return DataTable("equal_tokens", columns, tuple(rows))
 

@@ -122,7 +122,7 @@ def _lines(found: BinCurves, axis: str) -> Iterator[Line]:
         yield Curve((label,), branch).line(colour=1, dash="dashed", band=False)
     for number, curve in enumerate(curves):
         name = f"{curve.way} of {curve.model}" if number else "maj@1 at the prefixes"
-        yield curve.line(name, colour=number + (number > 0))
+        yield curve.line(name, colour=number + 1 if number else 0)  # that of branches is 1
 
 
 def _by_episodes(curve: ScalingCurve) -> ScalingCurve:

@@ -181,7 +181,7 @@ WEIGHTED = "votes of forced answers are weighted by their likelihoods, and a tie
 weigh = click.option("--weighted", is_flag=True, help="Weigh the votes of forced answers by their likelihoods.")
 
 
-def read_numbers(number: type[int] | type[float], form: str, example: str) -> Callable[..., tuple[float, ...]]:
+def number_reader(number: type[int] | type[float], form: str, example: str) -> Callable[..., tuple[float, ...]]:
     """The callback of an option with numbers of this form between commas."""
 
     def read(_: click.Context, __: click.Parameter, text: str | None) -> tuple[float, ...]:
@@ -193,8 +193,8 @@ def read_numbers(number: type[int] | type[float], form: str, example: str) -> Ca
     return read
 
 
-read_budgets = read_numbers(int, r"0*[1-9]\d*", "1024,2048")
-read_accuracies = read_numbers(float, r"0?\.\d*[1-9]\d*|1(\.0*)?", "0.3,0.4")
+read_budgets = number_reader(int, r"0*[1-9]\d*", "1024,2048")
+read_accuracies = number_reader(float, r"0?\.\d*[1-9]\d*|1(\.0*)?", "0.3,0.4")
 
 count_tokens = click.option(
     "--tokens",

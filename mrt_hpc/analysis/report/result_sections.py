@@ -107,11 +107,9 @@ def _zero_clause(gain: IntervalEstimate) -> str:
 
 def last_few_answers(summary: RunSummary) -> str | None:
     """The warning of the last iteration, or else evaluation, where nearly no trace has an answer."""
-    training = [few_answers(m.answered_share, f"iteration {m.iteration}") for m in summary.iterations[-1:]]
-    evaluations = [
-        few_answers(e.answered_share, f"version {e.version} on {e.benchmark}") for e in summary.evaluations[-1:]
-    ]
-    return next((warning for warning in (*training, *evaluations) if warning), None)
+    asked = [(m.answered_share, f"iteration {m.iteration}") for m in summary.iterations[-1:]]
+    asked += [(e.answered_share, f"version {e.version} on {e.benchmark}") for e in summary.evaluations[-1:]]
+    return next(filter(None, (few_answers(*one) for one in asked)), None)
 
 
 def mixed_verdicts(summary: RunSummary) -> list[str]:
@@ -140,10 +138,6 @@ def _arms(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     for record in records:
         arms.setdefault(record.curve_name, []).append(record)
     return arms
-
-
-def _last_version_note(records: Sequence[RunRecord]) -> str:
-    return " of the last evaluated version" if any(record.is_run for record in records) else ""
 
 
 def _comparisons(records: Sequence[RunRecord]) -> tuple[Table, ...]:
@@ -308,9 +302,8 @@ def _some_and_all(
 def _last_and_all(
     records: Sequence[RunRecord], caption: str, columns: tuple[Column, ...], rows: Iterable[Row], note: str = ""
 ) -> tuple[Table, ...]:
-    return _some_and_all(
-        f"{caption}{_last_version_note(records)}", f"{caption} of all evaluated versions", columns, rows, note
-    )
+    of_last = " of the last evaluated version" if any(record.is_run for record in records) else ""
+    return _some_and_all(f"{caption}{of_last}", f"{caption} of all evaluated versions", columns, rows, note)
 
 
 def _of_versions(
