@@ -204,7 +204,8 @@ def _print_prepared(prepared: "Prepared") -> None:
     for row in prepared.dropped if drawn == "" else ():
         echo(f"left out {row}", err=True)
     echo(f"  source and checksums: {record_file(output)}")
-    echo(Advice("next: mrt-hpc data check {output}", output=output))
+    checked = [output, "--verifier", "choice"] if columns.choices else [output]
+    echo(Advice("next: mrt-hpc data check {checked}", checked=checked))
 
 
 def _print_checked(report: "CheckReport") -> None:
