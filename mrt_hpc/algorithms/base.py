@@ -67,12 +67,6 @@ class WholeTraces:
         return PromptedGroup(problem, ids, (Start(ids, self.group_size, self.settings),))
 
 
-def whole_traces(context: StartContext, group_size: int) -> WholeTraces:
-    """n traces of each problem, within the iteration's limit."""
-    settings = trace_settings(context.recipe, context.prompter, context.iteration)
-    return WholeTraces(context.prompter, group_size, settings, context.recipe.sampling.max_prompt_tokens)
-
-
 def trace_settings(recipe: Recipe, prompter: Prompter, iteration: int) -> SamplingSettings:
     """The length curriculum sets the limit of an iteration's traces."""
     limit = recipe.schedule.max_tokens(iteration, recipe.sampling.max_tokens)
@@ -82,7 +76,9 @@ def trace_settings(recipe: Recipe, prompter: Prompter, iteration: int) -> Sampli
 class Algorithm(AlgorithmSettings):
     def starts(self, context: StartContext) -> Starts:
         """Of the rollouts of an iteration, or of a collection; by default the prompt."""
-        return whole_traces(context, self.group_size(context.recipe, context.iteration))
+        recipe, prompter, iteration = context.recipe, context.prompter, context.iteration
+        settings = trace_settings(recipe, prompter, iteration)
+        return WholeTraces(prompter, self.group_size(recipe, iteration), settings, recipe.sampling.max_prompt_tokens)
 
     def boundaries(self, iteration: int) -> Callable[[SampledTrace], Sequence[int]] | None:  # noqa: ARG002 - some differ
         """Selects boundaries of a trace for the prover in an iteration; None selects none."""

@@ -54,11 +54,6 @@ class Count:
         likely = sorted((p for p, mass in self.waiting.items() if mass > least), key=lambda p: -self.waiting[p])
         return likely[: max(0, MOST_OPENED + len(self.own) - len(self.opened))]
 
-    @property
-    def missing_mass(self) -> float:
-        """An upper bound of the uncounted writings' probability."""
-        return sum(self.waiting.values())
-
     def asked_tokens(self, prefix: Prefix) -> set[int]:
         """Tokens whose probability after a beginning is needed."""
         return {*self._closing_tokens(prefix), *self._following_tokens(prefix)}
