@@ -81,9 +81,7 @@ def _normalise_options(options: Any) -> Any:
     """Leave out options that are switched off, and take numbers as text."""
     if not isinstance(options, dict):
         return str(options) if type(options) in (int, float) else options
-    return {
-        name: _normalise_options(value) for name, value in options.items() if value is not None and value is not False
-    }
+    return {name: _normalise_options(v) for name, v in options.items() if v is not None and v is not False}
 
 
 def _whole_gpu(name: str) -> str:
@@ -302,9 +300,8 @@ class SlurmSite(Site):
 
     @property
     def limits(self) -> SiteLimits:
-        return SiteLimits(
-            self.max_array_size, self.max_submit_jobs, self.max_time_minutes, self.preemption_notice_s, self.node_gpus
-        )
+        sizes = (self.max_array_size, self.max_submit_jobs, self.max_time_minutes)
+        return SiteLimits(*sizes, self.preemption_notice_s, self.node_gpus)
 
     @property
     def gets_whole_nodes(self) -> bool:
