@@ -139,18 +139,17 @@ def failures(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]
     return sorted(broken, key=lambda task: (not names.isdisjoint(task[2].awaited), task[2].time))
 
 
-def reason(record: TaskRecord) -> str:
-    return record.message.strip()
-
-
 def failed_tasks_error(plan: Plan, layout: RunLayout) -> UserError:
     if not (broken := failures(plan, layout)):
         status = Advice("mrt-hpc status {run}", run=layout.root)
         return UserError("tasks could not start", where=layout.root, advice=status)
     job, index, record = broken[0]
-    logs = Advice("mrt-hpc logs {run} {role}", run=layout.root, role=job.role)
+    logs, said = (
+        Advice("mrt-hpc logs {run} {role}", run=layout.root, role=job.role),
+        indent(record.message.strip(), "    "),
+    )
     return UserError(
-        f"{len(broken)} task(s) failed; the first was task {index} of {job.name}:\n{indent(reason(record), '    ')}",
+        f"{len(broken)} task(s) failed; the first was task {index} of {job.name}:\n{said}",
         where=layout.logs,
         advice=Advice("{logs}; {again} continues the run", logs=logs, again=layout.again),
         exit_code=ExitCode.RETRYABLE,
