@@ -321,9 +321,8 @@ class SlurmSite(Site):
         """The checksum in the file beside the image (from `mrt-hpc container build`), unless that file is older; else
         that of the image itself, which takes a second a gigabyte.
         """
-        if (image := self.image_file()) is None:
-            return None
-        return stated_checksum(image) or checksum(image)
+        image = self.image_file()
+        return None if image is None else stated_checksum(image) or checksum(image)
 
     def image_file(self) -> Path | None:
         """The image, where it is there."""

@@ -218,10 +218,9 @@ def array_size(_: Situation, site: SlurmSite, cluster: survey.Survey) -> Iterato
     said = f"scontrol show config: MaxArraySize or max_array_tasks = {size}; site profile: max_array_size: {stated}"
     if size < 1:
         yield fails(f"{said}; this cluster takes no arrays", ADMINISTRATORS)
-    elif stated > size:
-        yield fails(f"{said}; larger arrays are refused", f"set max_array_size: {size} in the site profile")
     else:
-        yield ok(said)
+        beyond = fails(f"{said}; larger arrays are refused", f"set max_array_size: {size} in the site profile")
+        yield beyond if stated > size else ok(said)
 
 
 @require_survey
@@ -241,10 +240,8 @@ def queued_jobs(situation: Situation, site: SlurmSite, cluster: survey.Survey) -
         yield fails(f"the plan has {tasks} array tasks; {said}", remedy)
     elif site.max_submit_jobs is not None and site.max_submit_jobs > most:
         yield fails(f"{said}; plans between the two are refused", remedy)
-    elif site.max_submit_jobs is None and tasks is None:
-        yield doubtful(said, remedy)
     else:
-        yield ok(said)
+        yield doubtful(said, remedy) if site.max_submit_jobs is None and tasks is None else ok(said)
 
 
 @require_survey
