@@ -66,8 +66,8 @@ class RunHistory(Happenings):
         if recorded.kind in _VERSION_OF and event.get("version") is not None:
             news.version = event["version"]
         if recorded.kind == EventKind.SHARD_COMMITTED:
-            shard = (event[name] for name in ("version", "benchmark", "shard"))
-            self.shards.append(ShardCommitted(*shard, news.began, recorded.time))
+            version, benchmark, shard = (event[name] for name in ("version", "benchmark", "shard"))
+            self.shards.append(ShardCommitted(version, benchmark, shard, news.began, recorded.time))
 
     def _news(self, process: Process, recorded: ProcessEvent) -> TaskNews:
         """Updated by one of its events."""
