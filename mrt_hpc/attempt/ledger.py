@@ -167,9 +167,8 @@ def _number(path: Path) -> int:
 
 
 def _submission(path: Path) -> Submission:
-    advice = Advice(
-        "squeue --me shows whether that job is still queued; then rm -r {path}, and the same command again", path=path
-    )
+    advice = "squeue --me shows whether that job is still queued; then rm -r {path}, and the same command again"
+    advice = Advice(advice, path=path)
     return replace(read_typed(path, Submission, "the record of a submitted job", advice=advice), number=_number(path))
 
 

@@ -53,6 +53,8 @@ def progress(plan: Plan, layout: RunLayout, records: Records | None = None) -> P
     collection = collection_of(done)
     collects = any(collection in job.iterations for job in plan.jobs)
     units = [u for job in plan.jobs for u in job.evaluations]
+    summaries = (layout.evaluation_summary(*unit) for unit in {(u.version, u.benchmark) for u in units})
+    written = [write_time(path) for path in (*map(layout.metrics, range(plan.iterations)), *summaries)]
     measured, faults = newest_metrics(layout, done)
     return Progress(
         iterations_done=done,
@@ -62,7 +64,7 @@ def progress(plan: Plan, layout: RunLayout, records: Records | None = None) -> P
         evaluations_done=_count_evaluated(plan, layout, records),
         evaluations=len(units),
         report=layout.report.exists(),
-        stale=write_time(layout.report) < max(_results_written(plan, layout), default=0.0),
+        stale=write_time(layout.report) < max(written, default=0.0),
         unreadable=tuple(faults),
     )
 
@@ -91,13 +93,6 @@ def _count_evaluated(plan: Plan, layout: RunLayout, records: Records) -> int:
     folders = {(unit.version, unit.benchmark) for unit in units}
     there = {folder: {path.name for path in list_directory(layout.evaluation(*folder))} for folder in folders}
     return sum(f"shard-{unit.shard:05d}" in there[unit.version, unit.benchmark] for unit in units)
-
-
-def _results_written(plan: Plan, layout: RunLayout) -> Iterator[float]:
-    """The clock is the filesystem's."""
-    yield from (write_time(layout.metrics(iteration)) for iteration in range(plan.iterations))
-    units = {(unit.version, unit.benchmark) for job in plan.jobs for unit in job.evaluations}
-    yield from (write_time(layout.evaluation_summary(*unit)) for unit in units)
 
 
 def write_time(path: Path) -> float:
@@ -139,18 +134,17 @@ def failures(plan: Plan, layout: RunLayout) -> list[tuple[Job, int, TaskRecord]]
     return sorted(broken, key=lambda task: (not names.isdisjoint(task[2].awaited), task[2].time))
 
 
-def reason(record: TaskRecord) -> str:
-    return record.message.strip()
-
-
 def failed_tasks_error(plan: Plan, layout: RunLayout) -> UserError:
     if not (broken := failures(plan, layout)):
         status = Advice("mrt-hpc status {run}", run=layout.root)
         return UserError("tasks could not start", where=layout.root, advice=status)
     job, index, record = broken[0]
-    logs = Advice("mrt-hpc logs {run} {role}", run=layout.root, role=job.role)
+    logs, said = (
+        Advice("mrt-hpc logs {run} {role}", run=layout.root, role=job.role),
+        indent(record.message.strip(), "    "),
+    )
     return UserError(
-        f"{len(broken)} task(s) failed; the first was task {index} of {job.name}:\n{indent(reason(record), '    ')}",
+        f"{len(broken)} task(s) failed; the first was task {index} of {job.name}:\n{said}",
         where=layout.logs,
         advice=Advice("{logs}; {again} continues the run", logs=logs, again=layout.again),
         exit_code=ExitCode.RETRYABLE,

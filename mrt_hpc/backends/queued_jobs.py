@@ -401,11 +401,8 @@ def accounts(layout: RunLayout) -> tuple[Accounts, list[str]]:
     sent, notes = ledger.shown_submissions(layout)
     of_run: list[Allocation] = []
     times = {submission.job_id: submission.time for submission in sent}
-    by_job: dict[str, list[ledger.Submission]] = {}
-    for submission in sent:
-        by_job.setdefault(submission.job, []).append(submission)
     try:
-        queues = job_queues(layout, by_job)
+        queues = job_queues(layout, {"all jobs": sent})
     except UserError as error:
         notes.append(f"accounting was not asked ({error.what}): the hours are those of the run's events")
         return Accounts([], times), notes

@@ -36,14 +36,9 @@ def find_site(name: str | None) -> Site:
     try:
         path = find(SITES, default.name, typed=False)
     except UserError as error:
-        raise error.reword(
-            f"{error.what} as the default site",
-            where=default.source,
-            advice=Advice(
-                "set another one there (mrt-hpc init writes a profile), or the same command with --site {local}",
-                local=LOCAL,
-            ),
-        ) from error
+        advice = "set another one there (mrt-hpc init writes a profile), or the same command with --site {local}"
+        what = f"{error.what} as the default site"
+        raise error.reword(what, where=default.source, advice=Advice(advice, local=LOCAL)) from error
     return _trusted_site(path)
 
 
@@ -70,14 +65,13 @@ def _refuse_other_text(site: Site, last: LastSite) -> None:
         refuse_changeable(site.file, "the site profile is not taken")
     except UserError as error:
         lines = unified_diff((last.text or "").splitlines(), site.text.splitlines(), "before", "now", n=1, lineterm="")
+        take = Advice("read the lines; then --site {file}, which takes it as it is now", file=last.file)
         raise UserError(
             f"{error.what}, and it is not as it was when the run was submitted with it",
             value=list(lines),
             where=last.file,
             expected="the profile of that submission",
-            advice=Advice("read the lines; then --site {file}, which takes it as it is now", file=last.file)
-            if last.file
-            else None,
+            advice=take if last.file else None,
         ) from error
 
 

@@ -1,7 +1,8 @@
 """What the shell offers after TAB. Nothing here raises: an error in the middle of a command line would be noise."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -42,15 +43,11 @@ def runs_beginning(incomplete: str) -> list[str]:
     """As they would be typed."""
     typed = Path(incomplete)
     folder = typed if incomplete.endswith("/") else typed.parent
-    runs = {str(run) for place in (RUNS, folder.expanduser()) for run in _runs_in(place)}
+    runs: set[str] = set()
+    for place in (RUNS, folder.expanduser()):
+        with suppress(OSError):
+            runs.update(str(plan.parent) for plan in place.glob("*/plan.json"))
     return sorted(run for run in runs if run.startswith(incomplete))
-
-
-def _runs_in(folder: Path) -> Iterator[Path]:
-    try:
-        yield from (plan.parent for plan in folder.glob("*/plan.json"))
-    except OSError:
-        return
 
 
 def complete_task(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -179,11 +179,8 @@ def _container(image: Path | None, site: str | None, executable: str) -> "tuple[
         return profile, Container(image=str(absolute(image)), executable=executable)
     kept = None if profile is None else profile.container
     if kept is None:
-        raise UserError(
-            "no image is named",
-            expected="an image, or a site profile with container.image",
-            advice="mrt-hpc container check IMAGE",
-        )
+        expected = "an image, or a site profile with container.image"
+        raise UserError("no image is named", expected=expected, advice="mrt-hpc container check IMAGE")
     if kept.command:
         raise UserError(
             "this site profile starts its image with words of its own, and this command is for images of Apptainer",

@@ -137,13 +137,12 @@ def _find_fields(kind: str, fields: list[DocumentedField], asked: str) -> list[D
         return found
     names = [field.name for field in fields]
     guess = nearest(asked, [*names, *{name.split(".")[0] for name in names}, *{name.split(".")[-1] for name in names}])
+    near = "mrt-hpc fields {kind} {guess} (all: mrt-hpc fields {kind})"
     raise UserError(
         f"a {kind} has no such field",
         value=asked,
         expected=f"{guess} is the nearest" if guess else "a field, a part of its name, or its name in another trainer",
-        advice=Advice("mrt-hpc fields {kind} {guess} (all: mrt-hpc fields {kind})", kind=kind, guess=guess)
-        if guess
-        else Advice("mrt-hpc fields {kind}", kind=kind),
+        advice=Advice(near if guess else "mrt-hpc fields {kind}", kind=kind, guess=guess),
     )
 
 

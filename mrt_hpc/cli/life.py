@@ -16,7 +16,6 @@ from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.run.layout import RunLayout
 
 if TYPE_CHECKING:
-    from mrt_hpc.run.fork_record import ForkedData
     from mrt_hpc.submit.cleaning import Removal
 
 
@@ -62,17 +61,13 @@ def fork(
     for change in record.changes:
         echo(f"  {change['field']}: {change['old']} becomes {change['new']}")
     for file in filter(attrgetter("is_changed"), record.data):
-        echo(changed_data(file, layout.train_data))
+        # the old run was trained on its own copy
+        keep = f"; to train on the old ones: --set data.path={layout.train_data}" if file.field == "data" else ""
+        sums = f"sha256 {file.old[:12]} before, {file.new[:12]} now"
+        echo(f"  {file.field}: {file.path} has other contents than in the old run ({sums}), and they are used{keep}")
     iterations, schedule = new.recipe.schedule.iterations, new.recipe.training.schedule
     echo(f"  {iterations} iteration(s) with a new optimiser and a {schedule} learning-rate schedule")
     submit_run(new.recipe, where, new.root, listener(), new.origin)
-
-
-def changed_data(data: "ForkedData", copy: Path) -> str:
-    """``copy`` is the file that the old run was trained on."""
-    keep = f"; to train on the old ones: --set data.path={copy}" if data.field == "data" else ""
-    sums = f"sha256 {data.old[:12]} before, {data.new[:12]} now"
-    return f"  {data.field}: {data.path} has other contents than in the old run ({sums}), and they are used{keep}"
 
 
 # -- cancel

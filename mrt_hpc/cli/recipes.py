@@ -151,14 +151,12 @@ def _example(name: str) -> find.CatalogueEntry:
     known = {f"{EXAMPLE}{stem}": entry for stem, entry in find.examples().items()}
     if name in known:
         return known[name]
-    guess = nearest(name, known)
+    copy_it = Advice("mrt-hpc recipes copy {guess}", guess=nearest(name, known) or next(iter(known), ""))
     raise UserError(
         "there is no example of this name",
         value=name,
         expected=f"one of {', '.join(known)}" if known else "an installation with the examples",
-        advice=Advice("mrt-hpc recipes copy {guess}", guess=guess or next(iter(known)))
-        if known
-        else "mrt-hpc recipes list",
+        advice=copy_it if known else "mrt-hpc recipes list",
     )
 
 

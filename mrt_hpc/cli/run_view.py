@@ -94,19 +94,19 @@ def _progress(run: Snapshot, width: int) -> RenderableType:
     def add(name: str, bar: RenderableType, numbers: str) -> None:
         grid.add_row(name, *([bar] if bars else []), numbers)
 
+    def add_share(name: str, done: int, planned: int, more: str = "") -> None:
+        add(name, ProgressBar(planned, done, width=room - 2), f"{done}/{planned}{more}")
+
     done = run.iterations
     if done.planned:
         each = "" if done.seconds is None else f", {duration(done.seconds)} each"
-        bar = ProgressBar(done.planned, done.done, width=room - 2)
-        add("iterations", bar, f"{done.done}/{done.planned}{each}")
+        add_share("iterations", done.done, done.planned, each)
     if done.groups_done is not None and done.groups_planned is not None:
-        bar = ProgressBar(done.groups_planned, done.groups_done, width=room - 2)
-        add("groups", bar, f"{done.groups_done}/{done.groups_planned}")
+        add_share("groups", done.groups_done, done.groups_planned)
     elif done.groups_done is not None:
         add("collection", "", f"{done.groups_done} groups")
     if run.evaluations.planned:
-        bar = ProgressBar(run.evaluations.planned, run.evaluations.done, width=room - 2)
-        add("evaluations", bar, f"{run.evaluations.done}/{run.evaluations.planned} tasks")
+        add_share("evaluations", run.evaluations.done, run.evaluations.planned, " tasks")
     for name in ("reward", "progress"):
         if series := _series(run.measured, name):
             values = f"{series[-1]:.3f} ({min(series):.3f} to {max(series):.3f})"  # the last, and the extremes of all

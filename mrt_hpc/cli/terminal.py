@@ -5,9 +5,8 @@ output, have no effect there: each character is seen, and markup is text.
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from io import TextIOWrapper
-from math import isfinite
 from typing import Any, TextIO
 
 from rich.cells import cell_len
@@ -72,15 +71,9 @@ def echo(text: object = "", style: str = "", *, err: bool = False, end: str = "\
 
 def echo_json(value: object) -> None:
     """For programs; a number that JSON lacks becomes null."""
-    echo(json.dumps(_finite(value), indent=2, allow_nan=False))
+    from pydantic_core import to_jsonable_python  # a help page does without
 
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {name: _finite(part) for name, part in value.items()}
-    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
+    echo(json.dumps(to_jsonable_python(value, inf_nan_mode="null"), indent=2, allow_nan=False))
 
 
 def print_notes(notes: Iterable[str]) -> None:

@@ -72,7 +72,7 @@ class Filesystem:
 
     @property
     def writable_bytes(self) -> int:
-        left = None if self.quota is None else self.quota.free_bytes
+        left = self.quota.free_bytes if self.quota else None
         return self.free_bytes if left is None else min(left, self.free_bytes)
 
     @property
@@ -86,9 +86,8 @@ class Filesystem:
         said = f"{self.type} at {self.mount_point}, {gigabytes(self.free_bytes)} free{files}"
         if self.quota is None:
             return f"{said}; no quota is known"
-        left = self.quota.free_bytes
+        left, count = self.quota.free_bytes, self.quota.free_files
         space = "no limit of space" if left is None else f"{gigabytes(left)} of space"
-        count = self.quota.free_files
         return f"{said}; quota leaves {space}{'' if count is None else f' and {count:,} files'} ({self.quota.command})"
 
 
@@ -139,21 +138,18 @@ def parse_quota(text: str, name: str, command: str) -> Quota | None:
     """The numbers after a filesystem's name: KiB, soft limit, hard limit and grace, then the same for files. None
     without the name, or with numbers in another form: Lustre sets uncertain ones in brackets.
     """
-    words = text.split()
-    if name not in words:
+    if name not in (words := text.split()):
         return None
     after = words[words.index(name) + 1 :][:7]  # a long name stands on a line of its own
     columns = [match[1] for word in after[:3] + after[4:] if (match := _COUNT.fullmatch(word))]
     if len(columns) < 6:
         return None
     used, *space, used_files, soft, hard = map(int, columns)
-    limit = _limit(space)
-    return Quota(used * KIB, None if limit is None else limit * KIB, used_files, _limit([soft, hard]), command)
-
-
-def _limit(soft_and_hard: list[int]) -> int | None:
-    """The lower of the set limits; 0 stands for none."""
-    return min((limit for limit in soft_and_hard if limit), default=None)
+    # the lower of the set limits; 0 stands for none
+    limit_bytes, limit_files = (
+        min(filter(None, each), default=None) for each in ([n * KIB for n in space], [soft, hard])
+    )
+    return Quota(used * KIB, limit_bytes, used_files, limit_files, command)
 
 
 @dataclass(frozen=True)

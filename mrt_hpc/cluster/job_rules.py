@@ -50,10 +50,8 @@ def preemption(survey: Survey, partition: PartitionFacts, qos: Qos | None) -> Pr
         return None
     if settings.preempt_type in ("", "preempt/none"):
         return Preemption("OFF", 0, f"PreemptType={settings.preempt_type or 'not set'}")
-    if settings.preempt_type == "preempt/qos":
-        mode, grace_s, source = _qos_preemption(survey, qos)
-    else:
-        mode, grace_s, source = _partition_preemption(survey, partition)
+    is_of_qos = settings.preempt_type == "preempt/qos"
+    mode, grace_s, source = _qos_preemption(survey, qos) if is_of_qos else _partition_preemption(survey, partition)
     mode = mode or next(iter(settings.preempt_modes - {"GANG"}), "OFF")
     source_text = f"{settings.preempt_type}, {source}: PreemptMode={mode}"
     if mode == "OFF":

@@ -45,8 +45,7 @@ class LoginNode:
     @property
     def place_for_runs(self) -> Filesystem | None:
         """A shared one, not the home directory, with the most space."""
-        home = str(Path.home())
-        ranked = sorted(self.filesystems, key=lambda f: (f.is_shared, str(f.path) != home, f.writable_bytes))
+        ranked = sorted(self.filesystems, key=lambda f: (f.is_shared, f.path != Path.home(), f.writable_bytes))
         return ranked[-1] if ranked else None
 
 

@@ -129,9 +129,7 @@ def publishing_jobs(layout: RunLayout, versions: Sequence[int]) -> dict[int, lis
     publishers: dict[int, list[str]] = {}
     for version in missing:
         # an iteration publishes the version after its number, and prepare the first
-        makers = [
-            job.name for job in trainers if version - 1 in ((-1,) if job.role is Role.PREPARE else job.iterations)
-        ]
+        makers = [one.name for one in trainers if version - 1 in ([-1] if one.role is Role.PREPARE else one.iterations)]
         ahead = version > max(published, default=-1)
         publishers[version] = job_ids_of([live[name] for name in makers if name in live]) if ahead else []
     return publishers

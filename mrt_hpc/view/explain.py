@@ -9,7 +9,7 @@ from enum import IntEnum
 
 from mrt_hpc.attempt.early_end import EarlyEnd, ScriptNotes
 from mrt_hpc.attempt.ledger import comes_after
-from mrt_hpc.attempt.run_progress import newest_metrics, reason, warnings, write_time
+from mrt_hpc.attempt.run_progress import newest_metrics, warnings, write_time
 from mrt_hpc.backends.backend import Hold, QueuedTask, QueueState
 from mrt_hpc.errors import Advice, UserError, nearest
 from mrt_hpc.plan.jobs import DependencyKind, Job, Role, few_names
@@ -289,7 +289,7 @@ def _activity(look: RunLook, job: str) -> str:
 
 
 def _first_line(record: TaskRecord) -> str:
-    return reason(record).partition("\n")[0] or "no reason was recorded"
+    return record.message.strip().partition("\n")[0] or "no reason was recorded"
 
 
 def _recorded_advice(record: TaskRecord) -> str | None:
@@ -435,7 +435,7 @@ def _reasons(look: RunLook, explanation: Explanation) -> list[str]:
     record = look.records[explanation.job][explanation.index]
     if explanation.cause not in (Cause.FAILED, Cause.FAILED_WITH) and record.state is not TaskState.RETRYING:
         return []
-    whole = reason(record)
+    whole = record.message.strip()
     lines = [whole] if "\n" in whole else []  # the sentence has its first line
     found_in = last_traceback(look.logs.get((explanation.job, explanation.index), []))
     return lines if found_in is None else [*lines, f"the last traceback, in {found_in[0].path}:\n{found_in[1]}"]

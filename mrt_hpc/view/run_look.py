@@ -157,9 +157,8 @@ class RunLook:
 
     @cached_property
     def jobs_done(self) -> frozenset[str]:
-        return frozenset(
-            job for job, tasks in self.records.items() if all(one.state is TaskState.DONE for one in tasks)
-        )
+        done = TaskState.DONE
+        return frozenset(job for job, records in self.records.items() if all(one.state is done for one in records))
 
     @property
     def logs(self) -> Mapping[tuple[str, int], list[LogFile]]:

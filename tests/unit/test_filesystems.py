@@ -114,7 +114,7 @@ ANYWHERE = {".rename": "rename of folders", ".replace": "rename", ".chmod": "own
 NEEDS_NOTHING = {
     "os": "DirEntry PathLike P_PID WEXITED WNOHANG WNOWAIT _exit access close cpu_count environ "
     "fdopen fsdecode fsencode fstat getegid geteuid getgroups getpgid getpid getppid getuid getxattr kill killpg lstat "
-    "memfd_create nice open path pathsep pread read register_at_fork scandir sched_getaffinity stat statvfs "
+    "memfd_create nice open path pathsep pread pwrite read register_at_fork scandir sched_getaffinity stat statvfs "
     "strerror sysconf terminal_size umask uname utime waitid walk write "
     "O_APPEND O_ASYNC O_CREAT O_DIRECTORY O_NOFOLLOW O_NONBLOCK O_PATH O_RDONLY O_RDWR O_WRONLY R_OK "
     "W_OK readlink stat_result",

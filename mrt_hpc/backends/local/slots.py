@@ -140,6 +140,5 @@ def visible_gpus() -> list[str]:
         listing = run_program(["nvidia-smi", "--list-gpus"], LISTING_S)
     except (OSError, TimeoutExpired):
         return []
-    if listing.returncode:  # a GPU is lost, or the driver has failed
-        return []
-    return re.findall(r"^GPU (\d+):", listing.stdout, re.MULTILINE)  # the lines of their parts (MIG) are indented
+    # none where a GPU is lost, or the driver has failed; the lines of their parts (MIG) are indented
+    return [] if listing.returncode else re.findall(r"^GPU (\d+):", listing.stdout, re.MULTILINE)

@@ -127,10 +127,8 @@ def sbatch_texts(plan: Plan, site: SlurmSite, layout: RunLayout) -> list[tuple[s
     layout = plain_paths.require_plain_path(layout, site.container)
     placeholders = {job.name: f"{{{job.name}}}" for job in plan.jobs}
     awaited = must_end_well(plan.jobs)
-    return [
-        (job.name, ArrayExecutor(job, site, layout, waited_for=job.name in awaited).text(placeholders))
-        for job in plan.jobs
-    ]
+    executors = (ArrayExecutor(job, site, layout, waited_for=job.name in awaited) for job in plan.jobs)
+    return [(executor.job.name, executor.text(placeholders)) for executor in executors]
 
 
 def must_end_well(jobs: Sequence[Job]) -> set[str]:

@@ -1,15 +1,14 @@
 """The back end for Slurm: each job of the plan is one sbatch call."""
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mrt_hpc.analysis.spending import Allocation
-from mrt_hpc.attempt.ledger import Submission
 from mrt_hpc.attempt.python_look import PythonLookError, look_at_python, needs_gpus, no_tasks_here
-from mrt_hpc.backends.backend import Backend, JobMarks, JobOrder, Objections, QueuedTask, StartEstimate, WaitReason
-from mrt_hpc.backends.slurm import accounting, cluster_limits, queue, reasons, survey
+from mrt_hpc.backends.backend import Backend, JobOrder, Objections, StartEstimate
+from mrt_hpc.backends.slurm import accounting, cluster_limits, reasons, survey
+from mrt_hpc.backends.slurm import queue as slurm_queue
 from mrt_hpc.backends.slurm.commands import ask_slurm, ignored_options, run_slurm
 from mrt_hpc.backends.slurm.parameters import SIGNAL_BEFORE_LIMIT_S
 from mrt_hpc.backends.slurm.plain_paths import bind_models
@@ -110,28 +109,17 @@ class SlurmBackend(Backend):
         for sentence in queue_differences(mine, ids, self.site, order.layout.root):
             order.show(sentence)
 
-    def states(self, job_ids: Iterable[str], within_s: float | None = None) -> dict[str, QueuedTask]:
-        return queue.queue_states(job_ids, within_s)
-
-    def is_own(self, layout: RunLayout, submission: Submission, marks: JobMarks) -> bool:
-        """A job is known by name, script and time."""
-        return queue.is_own(layout, submission, marks)
+    states = staticmethod(slurm_queue.queue_states)
+    is_own = staticmethod(slurm_queue.is_own)
+    """A job is known by name, script and time."""
+    allocations = staticmethod(accounting.accounted_attempts)
+    own_jobs = staticmethod(slurm_queue.own_jobs)
+    cancel = staticmethod(slurm_queue.cancel)
+    meaning = staticmethod(reasons.meaning)
 
     def cluster(self, within_s: float | None = None) -> str | None:
         printed = ask_slurm(survey.CONFIG) if within_s is None else run_slurm(survey.CONFIG, within_s)
         return survey.parse_settings(printed).name or None
-
-    def allocations(self, layout: RunLayout, sent: Iterable[Submission]) -> list[Allocation] | None:
-        return accounting.accounted_attempts(layout, sent)
-
-    def own_jobs(self, layout: RunLayout) -> dict[str, list[str]]:
-        return queue.own_jobs(layout)
-
-    def cancel(self, job_ids: Iterable[str]) -> list[str]:
-        return queue.cancel(job_ids)
-
-    def meaning(self, reason: str) -> WaitReason | None:
-        return reasons.meaning(reason)
 
 
 def _short_tries(plan: Plan) -> Iterator[str]:

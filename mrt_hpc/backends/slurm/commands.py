@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from tempfile import TemporaryFile
 
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
 
@@ -82,7 +81,7 @@ def answer_of(command: Sequence[str], timeout_s: float, script: str = "") -> Ans
         SlurmRefusedError: it ended with an error.
         UserError: it is not installed, or did not answer in time.
     """
-    with _input(script) as given, _memory_file() as output, _memory_file() as errors:
+    with _memory_file(script) as given, _memory_file() as output, _memory_file() as errors:
         with _start_command(command, given, output, errors) as process:
             try:
                 _wait(process, command, timeout_s, errors)
@@ -96,22 +95,11 @@ def answer_of(command: Sequence[str], timeout_s: float, script: str = "") -> Ans
 
 
 @contextmanager
-def _input(script: str) -> Iterator[int]:
-    """No file is made without a text, as the disk may be full."""
-    if not script:
-        yield subprocess.DEVNULL
-        return
-    with TemporaryFile() as file:
-        file.write(script.encode())
-        file.seek(0)
-        yield file.fileno()
-
-
-@contextmanager
-def _memory_file() -> Iterator[int]:
+def _memory_file(text: str = "") -> Iterator[int]:
     """The disk may be full, and a pipe would end only with the last process that a wrapper leaves running."""
     descriptor = os.memfd_create("answer")
     try:
+        os.pwrite(descriptor, text.encode(), 0)
         yield descriptor
     finally:
         os.close(descriptor)

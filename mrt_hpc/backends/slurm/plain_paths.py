@@ -26,10 +26,8 @@ def require_plain_path(layout: RunLayout, container: Container | None = None) ->
         (not str(root).isprintable(), "a line break or a control character", "which would end the line of an option"),
     ):
         if holds:
-            expected = f"a path without {what}, {why}"
-            raise UserError(
-                f"the run directory's path holds {what}", value=str(root), expected=expected, advice=another
-            )
+            held, expected = f"the run directory's path holds {what}", f"a path without {what}, {why}"
+            raise UserError(held, value=str(root), expected=expected, advice=another)
     return replace(layout, root=root)
 
 

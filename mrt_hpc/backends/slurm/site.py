@@ -80,9 +80,7 @@ def _normalise_options(options: Any) -> Any:
     """Leave out options that are switched off, and take numbers as text."""
     if not isinstance(options, dict):
         return str(options) if type(options) in (int, float) else options
-    return {
-        name: _normalise_options(value) for name, value in options.items() if value is not None and value is not False
-    }
+    return {name: _normalise_options(v) for name, v in options.items() if v is not None and v is not False}
 
 
 def _whole_gpu(name: str) -> str:
@@ -301,9 +299,8 @@ class SlurmSite(Site):
 
     @property
     def limits(self) -> SiteLimits:
-        return SiteLimits(
-            self.max_array_size, self.max_submit_jobs, self.max_time_minutes, self.preemption_notice_s, self.node_gpus
-        )
+        sizes = (self.max_array_size, self.max_submit_jobs, self.max_time_minutes)
+        return SiteLimits(*sizes, self.preemption_notice_s, self.node_gpus)
 
     @property
     def gets_whole_nodes(self) -> bool:
@@ -323,9 +320,8 @@ class SlurmSite(Site):
         """The checksum in the file beside the image (from `mrt-hpc container build`), unless that file is older; else
         that of the image itself, which takes a second a gigabyte.
         """
-        if (image := self.image_file()) is None:
-            return None
-        return stated_checksum(image) or checksum(image)
+        image = self.image_file()
+        return None if image is None else stated_checksum(image) or checksum(image)
 
     def image_file(self) -> Path | None:
         """The image, where it is there."""

@@ -139,7 +139,9 @@ def facts(folder: Path, name: str, order: NodeOrder) -> NodeFacts:
         gpu_view=view,
         gpu_problem=gpu_problem,
     )
-    return replace(node, signals=_wait_for_signals(received), lost_files=lost_files(library, before))
+    with suppress(UserError):
+        wait_until(lambda: set(received) >= set(SIGNALS), reason="signals", deadline_s=LONGEST_SIGNAL_S)
+    return replace(node, signals=tuple(dict.fromkeys(received)), lost_files=lost_files(library, before))
 
 
 def listen() -> list[str]:
@@ -148,13 +150,6 @@ def listen() -> list[str]:
     for name in SIGNALS:
         signal.signal(getattr(signal, f"SIG{name}"), lambda *_, name=name: received.append(name))
     return received
-
-
-def _wait_for_signals(received: list[str]) -> tuple[str, ...]:
-    """The signals so far, once all have arrived or the time is over."""
-    with suppress(UserError):
-        wait_until(lambda: set(received) >= set(SIGNALS), reason="signals", deadline_s=LONGEST_SIGNAL_S)
-    return tuple(dict.fromkeys(received))
 
 
 def lost_files(library: Path, before: str) -> str:

@@ -123,12 +123,10 @@ def files_needed(recipe: Recipe, plan: Plan) -> int:
 
 def server_clock(situation: Situation) -> Iterator[CheckResult]:
     above = filesystems.existing_ancestor(situation.root)
-    skew, remedy = (
-        _skew(above),
-        "ask the administrators: the clocks of file server and login node differ (`timedatectl`)",
-    )
-    when = "after" if skew > 0 else "before"
-    said = f"a file written in {above} is dated {abs(skew):.1f} s {when} this machine's clock"
+    skew = _skew(above)
+    remedy = "ask the administrators: the clocks of file server and login node differ (`timedatectl`)"
+    side = "after" if skew > 0 else "before"
+    said = f"a file written in {above} is dated {abs(skew):.1f} s {side} this machine's clock"
     yield doubtful(said, remedy) if abs(skew) > CLOCK_S else ok(said)
 
 

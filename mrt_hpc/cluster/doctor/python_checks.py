@@ -39,14 +39,11 @@ def python(situation: Situation) -> Iterator[CheckResult]:
             "cuda), or to null for the Python that runs mrt-hpc",
         )
         return
-    kind = _kind(situation)
-    yield from _check_python(
-        situation,
-        path,
-        [path],
-        f"run `env/setup {kind}` of a checkout on the shared filesystem and name its .venv/bin/python as python in the "
-        f"site profile; {IMAGE_INSTEAD.format(kind=kind)}",
+    remedy = (
+        f"run `env/setup {(kind := _kind(situation))}` of a checkout on the shared filesystem and name its "
+        f".venv/bin/python as python in the site profile; {IMAGE_INSTEAD.format(kind=kind)}"
     )
+    yield from _check_python(situation, path, [path], remedy)
 
 
 def _other_machines(situation: Situation) -> list[str]:
@@ -61,11 +58,11 @@ def image(situation: Situation) -> Iterator[CheckResult]:
     if site is None or site.container is None:
         return
     container = site.container
+    build = Advice("mrt-hpc container build {kind} {image}", kind=_kind(situation), image=container.image)
     if container.is_of_srun:
         yield not_checked(f"srun starts {container.image}, so it cannot be tried here", "add --on-node")
         return
     if not container.command and not Path(container.image).exists():
-        build = Advice("mrt-hpc container build {kind} {image}", kind=_kind(situation), image=container.image)
         remedy = Advice("{build}; or correct container.image", build=build)
         yield fails(f"site profile: container.image: {container.image} does not exist", remedy)
         return
@@ -78,11 +75,7 @@ def image(situation: Situation) -> Iterator[CheckResult]:
             "--on-node shows whether compute nodes have it; a `module load` belongs into setup of the site profile",
         )
         return
-    remedy = Advice(
-        "mrt-hpc container build {kind} {image} --force, with this version of mrt-hpc",
-        kind=_kind(situation),
-        image=container.image,
-    )
+    remedy = Advice("{build} --force, with this version of mrt-hpc", build=build)
     yield from _check_python(situation, container.image, container.python_words, remedy)
 
 
@@ -102,13 +95,9 @@ def _check_python(situation: Situation, name: str, words: list[str], remedy: str
         yield not_checked(f"{name}: {error.evidence}", str(error.advice))
         return
     except PythonLookError as error:
-        if error.timed_out:
-            yield doubtful(f"{name}: {error}", "try `mrt-hpc doctor --on-node`")
-            return
-        yield fails(
-            f"{name} cannot be started{' after the lines of setup' if setup else ''}: {error}",
-            f"{'correct setup in the site profile; or ' if setup else ''}{remedy}",
-        )
+        after, correct = (" after the lines of setup", "correct setup in the site profile; or ") if setup else ("", "")
+        late = doubtful(f"{name}: {error}", "try `mrt-hpc doctor --on-node`")
+        yield late if error.timed_out else fails(f"{name} cannot be started{after}: {error}", f"{correct}{remedy}")
         return
     said = f"{name}: Python {has.python}, mrt-hpc {has.mrt_hpc or 'missing'}"
     if has.failed_setup:

@@ -65,10 +65,8 @@ class Situation:
 
     def partitions(self, kind: JobKind) -> list[PartitionFacts]:
         """The profile's partitions that the cluster has."""
-        if self.cluster is None:
-            return []
-        partitions = [self.cluster.partition(name) for name in self.named_partitions(kind)]
-        return [partition for partition in partitions if partition is not None]
+        known = map(self.cluster.partition, self.named_partitions(kind)) if self.cluster is not None else ()
+        return [partition for partition in known if partition is not None]
 
     def preemption(self, kind: JobKind, partition: PartitionFacts) -> Preemption | None:
         """What a preemption does to jobs of a kind in a partition; None where it is not known."""
