@@ -131,12 +131,9 @@ def _trainer(recipe: Experiment, gpu: memory.GpuMemory) -> Iterator[RoleFit]:
     if not isinstance(recipe, Recipe):
         return
     resources, training = recipe.resources.trainer, recipe.training
+    on_gpu = resources.gpus > 0
     setting = memory.TrainerSetting(
-        training,
-        policy_shape(recipe),
-        resources.ranks,
-        recipe.algorithm.longest_trained(recipe),
-        on_gpu=resources.gpus > 0,
+        training, policy_shape(recipe), resources.ranks, recipe.algorithm.longest_trained(recipe), on_gpu=on_gpu
     )
     taken, last = memory.trainer_memory(setting), memory.last_published_bytes(setting)
     # A CPU process keeps small freed blocks: about as much as its activations took.

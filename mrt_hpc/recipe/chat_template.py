@@ -101,12 +101,8 @@ def json_of(path: Path, where: object) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError("it holds no JSON object")
     except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path.name} of the model cannot be read: {error}",
-            where=where,
-            expected="a JSON object",
-            advice="fetch the model again",
-        ) from error
+        what = f"{path.name} of the model cannot be read: {error}"
+        raise UserError(what, where=where, expected="a JSON object", advice="fetch the model again") from error
     return content
 
 

@@ -301,11 +301,8 @@ def chain_to(
                 versions.append(wanted.version)
                 if verify(layout.weights_version(wanted.version), read).digest != wanted.digest:
                     versions.pop()  # that version is sound: training has gone back in the meantime
-                    raise DamagedError(
-                        f"weights version {wanted.version} is not the one that this delta was made of",
-                        where=directory,
-                        expected=f"digest {wanted.digest}",
-                    )
+                    what = f"weights version {wanted.version} is not the one that this delta was made of"
+                    raise DamagedError(what, where=directory, expected=f"digest {wanted.digest}")
     except DamagedError as damage:
         raise BrokenChainError(damage, versions) from damage
     return Chain(

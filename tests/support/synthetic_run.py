@@ -19,7 +19,7 @@ from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import EvaluatedModel, Experiment, Recipe
-from mrt_hpc.roles.evaluation_summary import answers_by_problem
+from mrt_hpc.roles.evaluation_summary import list_by_problem
 from mrt_hpc.run.archive import archive_groups
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.evaluation_settings import evaluation_settings
@@ -132,7 +132,9 @@ class SyntheticRun:
             for budget in BUDGETS
         }
         counted = [rollout for rollout in sampled.rollouts if rollout.counts]
-        summary = summarise_evaluation(version, benchmark, rewards, answers=answers_by_problem(counted))
+        summary = summarise_evaluation(
+            version, benchmark, rewards, answers=list_by_problem(counted, lambda rollout: rollout.answer)
+        )
         told = {"regret": regret, "settings": settings.summarised, "tokens_per_rollout": 5000.0, "answered_share": 0.9}
         summary.model_copy(update=told).write(self.layout.evaluation_summary(version, benchmark))
 

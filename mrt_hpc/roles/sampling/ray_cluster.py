@@ -136,13 +136,8 @@ def _hosts(meeting: Meeting, deadline_s: float) -> list[str]:
     task, hosts = meeting.task, []
     for rank in range(1, task.world_size):
         path = meeting.here(rank)
-        wait_until(
-            path.exists,
-            reason=f"rank {rank} of this task, on a node of its own",
-            deadline_s=deadline_s,
-            where=path,
-            advice=_advice(task),
-        )
+        reason = f"rank {rank} of this task, on a node of its own"
+        wait_until(path.exists, reason=reason, deadline_s=deadline_s, where=path, advice=_advice(task))
         hosts.append(meeting.read(path)["host"])
     return [host for host in hosts if host != socket.gethostname()]
 
