@@ -82,12 +82,9 @@ def refuse_delta(directory: Path) -> None:
     """Refuse a weights version that is no whole model."""
     if is_delta(directory):
         full = [path.name for path in list_directory(directory.parent, "v*") if not is_delta(path)]
-        raise UserError(
-            "this weights version holds only what has changed since the version before, so it is no whole model",
-            where=directory,
-            expected=f"one of the full versions: {', '.join(full)}",
-            advice="name a full version; training.full_weights_every of a recipe decides which ones are full",
-        )
+        what = "this weights version holds only what has changed since the version before, so it is no whole model"
+        advice = "name a full version; training.full_weights_every of a recipe decides which ones are full"
+        raise UserError(what, where=directory, expected=f"one of the full versions: {', '.join(full)}", advice=advice)
 
 
 def add_bases(layout: RunLayout, versions: Iterable[int]) -> set[int]:
