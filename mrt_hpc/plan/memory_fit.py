@@ -207,8 +207,7 @@ def _inference(recipe: Experiment, gpu: memory.GpuMemory) -> Iterator[RoleFit]:
         return
     prover, width = recipe.prover, BYTES[recipe.serving.dtype]
     longest, mean = recipe.longest_in_training, sequence_tokens(recipe, recipe.schedule.iterations)
-    own = prover is not None and prover.model is not None
-    share = prover.memory_share if prover is not None and own else 0.0
+    share = 0.0 if prover is None or prover.model is None else prover.memory_share
     servers = [_Server("inference", policy_shape(recipe), width, longest, mean, 1 - share)]
     if prover is not None and prover.model is not None:
         held = prover.model_max_tokens or longest

@@ -109,7 +109,14 @@ def join_nodes(task: Task) -> Iterator[RayNode | None]:
     if not spans_nodes(task):
         yield None
         return
-    _require_ray()
+    if importlib.util.find_spec("ray") is None:
+        raise retryable_error(
+            "a task of several nodes needs Ray, which the Python of this task lacks",
+            value=sys.executable,
+            where="resources.inference.nodes",
+            expected="the Python of an environment that env/setup made, or an image",
+            advice="run env/setup again, or set resources.inference.nodes to 1; then mrt-hpc submit RUN",
+        )
     meeting, limit_s = Meeting(task), task.experiment.serving.start_limit_s
     hosts = _hosts(meeting, limit_s)
     own = address_towards(hosts[0]) if hosts else LOOPBACK
@@ -213,14 +220,3 @@ def _advice(task: Task) -> str:
         run=task.layout.root,
         role=task.job.role,
     )
-
-
-def _require_ray() -> None:
-    if importlib.util.find_spec("ray") is None:
-        raise retryable_error(
-            "a task of several nodes needs Ray, which the Python of this task lacks",
-            value=sys.executable,
-            where="resources.inference.nodes",
-            expected="the Python of an environment that env/setup made, or an image",
-            advice="run env/setup again, or set resources.inference.nodes to 1; then mrt-hpc submit RUN",
-        )
