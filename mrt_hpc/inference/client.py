@@ -149,11 +149,8 @@ class GenerationClient:
 
     def _give_up(self, state: RetryCallState) -> None:
         cause = state.outcome.exception() if state.outcome else None
-        raise retryable_error(
-            f"the vLLM server ended the connection {state.attempt_number} times: {cause}",
-            where=self.where,
-            advice=self.advice,
-        ) from cause
+        what = f"the vLLM server ended the connection {state.attempt_number} times: {cause}"
+        raise retryable_error(what, where=self.where, advice=self.advice) from cause
 
 
 @asynccontextmanager

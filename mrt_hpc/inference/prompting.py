@@ -44,12 +44,9 @@ class Prompter:
         tokenizer.chat_template = chat.template_text(directory, prompt)
         stops = (*stop_tokens(directory, tokenizer), *_further_stops(tokenizer, prompt))
         if not stops:
-            raise UserError(
-                "the model names no end-of-sequence token",
-                where=directory,
-                expected="eos_token in its tokenizer_config.json",
-                advice="add eos_token to that file, or fetch all files of the model again",
-            )
+            what = "the model names no end-of-sequence token"
+            advice = "add eos_token to that file, or fetch all files of the model again"
+            raise UserError(what, where=directory, expected="eos_token in its tokenizer_config.json", advice=advice)
         examples = read_examples(Path(prompt.examples)) if prompt.examples is not None and prompt.shots else []
         prompter = Prompter(tokenizer, prompt, tuple(dict.fromkeys(stops)), tuple(examples))
         between, at_end = prompter._tokens_after_answer

@@ -180,12 +180,9 @@ def load_tokenizer(directory: Path) -> "PreTrainedTokenizerFast":
 
 
 def _no_tokenizer(directory: Path, reason: str) -> UserError:
-    return UserError(
-        f"the tokenizer cannot be loaded: {reason}",
-        where=directory,
-        expected="a tokenizer.json, or files that transformers can convert to one",
-        advice="fetch all files of the model, or save its fast tokenizer there with save_pretrained",
-    )
+    expected = "a tokenizer.json, or files that transformers can convert to one"
+    advice = "fetch all files of the model, or save its fast tokenizer there with save_pretrained"
+    return UserError(f"the tokenizer cannot be loaded: {reason}", where=directory, expected=expected, advice=advice)
 
 
 class TokenBytes:
@@ -217,12 +214,9 @@ def _rule(tokenizer: "PreTrainedTokenizerFast") -> Callable[[str], bytes]:
         # The tokenizer itself may add one space before the texts.
         if all(_join_pieces(tokenizer, rule, text).removeprefix(b" ") == text.encode() for text in PROBES):
             return rule
-    raise UserError(
-        "the bytes of this tokenizer's tokens are unknown: no known rule reproduces the probe texts",
-        value=sorted(kinds),
-        where=tokenizer.name_or_path or None,
-        expected="a fast tokenizer with byte-level BPE, SentencePiece with byte fallback, or one that loses nothing",
-    )
+    what = "the bytes of this tokenizer's tokens are unknown: no known rule reproduces the probe texts"
+    expected = "a fast tokenizer with byte-level BPE, SentencePiece with byte fallback, or one that loses nothing"
+    raise UserError(what, value=sorted(kinds), where=tokenizer.name_or_path or None, expected=expected)
 
 
 def _join_pieces(tokenizer: "PreTrainedTokenizerFast", rule: Callable[[str], bytes], text: str) -> bytes:

@@ -76,17 +76,13 @@ async def _generate(engine: "EngineClient", receive: Receive, send: Send, cache_
         await _respond(send, 400, f"{error}\n".encode())
         return
     finished: asyncio.Queue[protocol.ServedSample] = asyncio.Queue()
-    work = [
-        _sample(engine, request, i, j, cache_salt, finished)
-        for i, request in enumerate(batch.requests)
-        for j in range(len(request.seeds))
-    ]
+    places = [(i, j) for i, request in enumerate(batch.requests) for j in range(len(request.seeds))]
+    work = [_sample(engine, batch.requests[i], i, j, cache_salt, finished) for i, j in places]
     tasks = [asyncio.create_task(w) for w in work]
     abandon = asyncio.create_task(_cancel_when_gone(receive, tasks))
     try:
-        await send(
-            {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]}
-        )
+        headers = [(b"content-type", b"application/x-ndjson")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         await _send_lines(finished, len(tasks), send)
         await asyncio.gather(*tasks)
     finally:

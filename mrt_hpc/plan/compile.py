@@ -166,11 +166,8 @@ def _evaluations(recipe: Recipe, segment: int, wanted: frozenset[int]) -> list[E
 
 def _units(recipe: Experiment, version: int) -> list[EvaluationUnit]:
     """Tasks that evaluate one version."""
-    return [
-        EvaluationUnit(version=version, benchmark=benchmark.name, shard=shard)
-        for benchmark in recipe.evaluation.benchmarks
-        for shard in range(recipe.evaluation.problem_shards)
-    ]
+    names, shards = [b.name for b in recipe.evaluation.benchmarks], range(recipe.evaluation.problem_shards)
+    return [EvaluationUnit(version=version, benchmark=name, shard=shard) for name in names for shard in shards]
 
 
 def _report(recipe: Experiment, last: Sequence[Job]) -> Job:

@@ -324,12 +324,8 @@ def _offload(states: TrainerMemory, setting: TrainerSetting) -> TrainerMemory:
         return replace(states, gradients=states.gradients + of_the_step)
     summed_on_gpu = setting.stage == 1 or (setting.stage == 2 and width == 2)
     buffer, copy = (width * setting.shape.largest, width / ranks * count) if setting.stage < 3 else (0.0, 0.0)
-    return replace(
-        states,
-        optimizer=0.0,
-        gradients=buffer + (states.gradients if summed_on_gpu else 0.0),
-        host=states.optimizer + of_the_step + copy + (0.0 if summed_on_gpu else states.gradients),
-    )
+    host = states.optimizer + of_the_step + copy + (0.0 if summed_on_gpu else states.gradients)
+    return replace(states, optimizer=0.0, gradients=buffer + (states.gradients if summed_on_gpu else 0.0), host=host)
 
 
 def _scoring_memory(setting: TrainerSetting, states: TrainerMemory) -> TrainerMemory:

@@ -131,12 +131,9 @@ def _trainer(recipe: Experiment, gpu: memory.GpuMemory) -> Iterator[RoleFit]:
     if not isinstance(recipe, Recipe):
         return
     resources, training = recipe.resources.trainer, recipe.training
+    on_gpu = resources.gpus > 0
     setting = memory.TrainerSetting(
-        training,
-        policy_shape(recipe),
-        resources.ranks,
-        recipe.algorithm.cost(recipe, 0).longest,
-        on_gpu=resources.gpus > 0,
+        training, policy_shape(recipe), resources.ranks, recipe.algorithm.cost(recipe, 0).longest, on_gpu=on_gpu
     )
     taken = memory.trainer_memory(setting)
     # A CPU process keeps small freed blocks: about as much as its activations took.
@@ -210,8 +207,7 @@ def _inference(recipe: Experiment, gpu: memory.GpuMemory) -> Iterator[RoleFit]:
         return
     prover, width = recipe.prover, BYTES[recipe.serving.dtype]
     longest, mean = recipe.longest_in_training, sequence_tokens(recipe, recipe.schedule.iterations)
-    own = prover is not None and prover.model is not None
-    share = prover.memory_share if prover is not None and own else 0.0
+    share = 0.0 if prover is None or prover.model is None else prover.memory_share
     servers = [_Server("inference", policy_shape(recipe), width, longest, mean, 1 - share)]
     if prover is not None and prover.model is not None:
         held = prover.model_max_tokens or longest

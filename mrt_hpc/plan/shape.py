@@ -71,12 +71,8 @@ def shape_changes(name: str, load: Callable[[tuple[str, ...]], Experiment], own:
             advice=Advice("mrt-hpc plan RECIPE --shape {name}", name=name),
         )
     if not recipe.resources.trainer.gpus:
-        raise UserError(
-            "a shape divides GPUs, and the recipe uses none",
-            value=name,
-            where="--shape",
-            advice=Advice("leave --shape {name} out", name=name),
-        )
+        what = "a shape divides GPUs, and the recipe uses none"
+        raise UserError(what, value=name, where="--shape", advice=Advice("leave --shape {name} out", name=name))
     stated = [*_fields(shape.model_dump(exclude={"gpus", "collection"}))]
     if _samples_before(recipe):
         stated += _fields(shape.collection, "resources.inference.")

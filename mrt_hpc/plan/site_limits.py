@@ -39,12 +39,9 @@ def check_limits(plan: Plan, site: SiteSettings, field: str, value: int, advice:
     """
     _check_times(plan, site)
     if (most := site.limits.tasks) is not None and plan.tasks > most:
+        what = f"the plan has {plan.tasks} array tasks, more than the site lets you submit"
         raise UserError(
-            f"the plan has {plan.tasks} array tasks, more than the site lets you submit",
-            value=value,
-            where=field,
-            expected=f"at most {most} tasks (site max_submit_jobs)",
-            advice=advice(most),
+            what, value=value, where=field, expected=f"at most {most} tasks (site max_submit_jobs)", advice=advice(most)
         )
 
 

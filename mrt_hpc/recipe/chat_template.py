@@ -65,12 +65,9 @@ def _read(path: Path) -> str:
     try:
         return file_bytes(path, LONGEST_TEMPLATE).decode()
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"a chat template cannot be read: {error}",
-            where=path,
-            expected="a file of text in UTF-8",
-            advice="write the file again, or set prompt.chat_template to another one",
-        ) from error
+        what = f"a chat template cannot be read: {error}"
+        advice = "write the file again, or set prompt.chat_template to another one"
+        raise UserError(what, where=path, expected="a file of text in UTF-8", advice=advice) from error
 
 
 def _default(stored: Any, directory: Path) -> str | None:
@@ -101,12 +98,8 @@ def json_of(path: Path, where: object) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError("it holds no JSON object")
     except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path.name} of the model cannot be read: {error}",
-            where=where,
-            expected="a JSON object",
-            advice="fetch the model again",
-        ) from error
+        what = f"{path.name} of the model cannot be read: {error}"
+        raise UserError(what, where=where, expected="a JSON object", advice="fetch the model again") from error
     return content
 
 

@@ -30,12 +30,8 @@ def apply(source: Source, override: str) -> None:
     path, equals, value = override.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
-        raise UserError(
-            "not an override",
-            value=override,
-            expected="FIELD.PATH=VALUE",
-            advice="--set training.learning_rate=2e-6, for example",
-        )
+        advice = "--set training.learning_rate=2e-6, for example"
+        raise UserError("not an override", value=override, expected="FIELD.PATH=VALUE", advice=advice)
     try:
         content, _ = parse_yaml(value)
     except UNREADABLE as error:
@@ -61,12 +57,8 @@ def _descend(target: Any, key: int | str, override: str) -> Any:
     if target.get(key) is None:
         target[key] = {}
     if not isinstance(target[key], dict | list):
-        raise UserError(
-            f"{key} holds a single value, so nothing can be set below it",
-            value=target[key],
-            where=option_text(override),
-            advice=change(override),
-        )
+        what = f"{key} holds a single value, so nothing can be set below it"
+        raise UserError(what, value=target[key], where=option_text(override), advice=change(override))
     return target[key]
 
 
@@ -75,12 +67,9 @@ def _step(items: Any, key: str, override: str) -> int | str:
     if not isinstance(items, list):
         return key
     if not key.isdecimal() or int(key) >= len(items):
+        expected = f"a number from 0 to {len(items) - 1}"
         raise UserError(
-            "no such list item",
-            value=key,
-            where=option_text(override),
-            expected=f"a number from 0 to {len(items) - 1}",
-            advice=change(override),
+            "no such list item", value=key, where=option_text(override), expected=expected, advice=change(override)
         )
     return int(key)
 
@@ -131,9 +120,13 @@ def _absolute(folder: Path, path: tuple[str, ...], value: Any) -> Any:
     return str(data_file(folder, value) if path in DATA_FILES else folder / expand_home(value))
 
 
-def move_data(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+def move_data(data: dict[str, Any], folder: Path | None) -> dict[str, Any]:
+    if folder is None:
+        return data
+    below = absolute(folder)
+
     def moved(value: Any) -> Any:
-        return str(absolute(folder) / Path(value).name) if isinstance(value, str) and value.strip() else value
+        return str(below / Path(value).name) if isinstance(value, str) and value.strip() else value
 
     for path in DATA_FILES:
         data = _change_at(data, path, moved)
@@ -183,11 +176,8 @@ def read_recipe_source(path: Path, *, advice: str, extending: tuple[Path, ...] =
     """
     source, chain = read_source(path, advice=advice, depth=len(extending)), (*extending, path.resolve())
     if {"recipe", "packages"} <= source.data.keys():
-        raise UserError(
-            "this is the record of a run, and no recipe",
-            where=path,
-            advice=Advice("name the run: {parent}", parent=path.parent),
-        )
+        what = "this is the record of a run, and no recipe"
+        raise UserError(what, where=path, advice=Advice("name the run: {parent}", parent=path.parent))
     if (kind := kind_of(source.data)) is not RECIPES:
         raise UserError(f"this is a {kind.word}, and no recipe", where=path, advice=Advice(kind.command, name=path))
     if EXTENDS not in source.data:
@@ -355,8 +345,7 @@ def load_recipe(path: Path, overrides: tuple[str, ...] = (), data_from: Path | N
         apply(source, override)
     rooted = replace(source, data=resolve_paths(source.data, absolute(path.parent)))
     whole = add_suite(rooted, advice=Advice("mrt-hpc plan {path}", path=path))
-    data = whole.data if data_from is None else move_data(whole.data, data_from)
-    data = use_cached_models(add_open_forced_texts(data))
+    data = use_cached_models(add_open_forced_texts(move_data(whole.data, data_from)))
     import_from(path.parent, data)
     return validate(replace(whole, data=data), Recipe, data)
 

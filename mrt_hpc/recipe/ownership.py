@@ -99,12 +99,9 @@ def limited_lines(stream: IO[AnyStr], where: object) -> Iterator[AnyStr]:
     """Refuses a line longer than any row of data: a compressed text may be far larger than its file."""
     while line := stream.readline(LONGEST_LINE):
         if len(line) == LONGEST_LINE:
-            raise UserError(
-                "a line of the file is too long",
-                where=where,
-                expected=f"lines of less than {LONGEST_LINE:,} bytes or characters",
-                advice="write one row a line, and the file once more",
-            )
+            what = "a line of the file is too long"
+            expected = f"lines of less than {LONGEST_LINE:,} bytes or characters"
+            raise UserError(what, where=where, expected=expected, advice="write one row a line, and the file once more")
         yield line
 
 
@@ -261,10 +258,6 @@ def _refuse_foreign_folder(place: Path, descriptor: int) -> None:
 
 
 def _not_acted_on(place: Path, found: str) -> UserError:
-    return UserError(
-        "nothing is changed here, because this is no folder of your own",
-        where=place,
-        value=found,
-        expected="a folder that you own, and no link to one",
-        advice=Advice("ls -ld {place}", place=place),
-    )
+    what = "nothing is changed here, because this is no folder of your own"
+    expected = "a folder that you own, and no link to one"
+    return UserError(what, where=place, value=found, expected=expected, advice=Advice("ls -ld {place}", place=place))

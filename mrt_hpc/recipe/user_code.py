@@ -111,12 +111,9 @@ def own_class(name: str, registries: Mapping[str, Registry[Any]]) -> tuple[str, 
             return section, registry.user_class(name)
         except PydanticCustomError as error:
             refused[error.message()] = None
-    raise UserError(
-        "there is no such class",
-        value=name,
-        expected=min(refused, key=lambda text: NEAREST not in text),
-        advice="name another class, or correct its module",
-    )
+    what = "there is no such class"
+    expected = min(refused, key=lambda text: NEAREST not in text)
+    raise UserError(what, value=name, expected=expected, advice="name another class, or correct its module")
 
 
 def named_modules(content: Any) -> list[str]:

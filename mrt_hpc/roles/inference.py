@@ -172,12 +172,9 @@ class Worker:
         started = time.monotonic()
         server.load_weights(weights.directory, weights.version, swap)
         self.weights = weights
+        seconds = time.monotonic() - started
         self.task.events.emit(
-            EventKind.WEIGHTS_LOADED,
-            version=weights.version,
-            digest=weights.digest,
-            swap=swap.value,
-            seconds=time.monotonic() - started,
+            EventKind.WEIGHTS_LOADED, version=weights.version, digest=weights.digest, swap=swap.value, seconds=seconds
         )
 
     def sample(self, work: round_sampler.Round, equipment: Equipment) -> None:

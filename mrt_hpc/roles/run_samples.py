@@ -62,7 +62,9 @@ def trace_samples(layout: RunLayout, recipe: Experiment, summary: RunSummary) ->
     """Damage is named, and the rest shown."""
     troubles: list[str] = []
     sources = _last_valued_first([*_sources(layout, recipe, summary, troubles)])
-    tokens = first_tokenizer(_tokenizers(layout, recipe, summary), troubles) if sources else None
+    evaluated = {layout.weights_version(evaluation.version) for evaluation in summary.evaluations}
+    tokenizers = list_directory(layout.weights, "v*") if recipe.trains else sorted(evaluated)  # one for each model
+    tokens = first_tokenizer(tokenizers, troubles) if sources else None
     traces = [trace for source in sources for trace in _traces(source, tokens)]
     if unmarked := sum(not trace.marked for trace in traces):
         troubles.append(f"The episodes of {unmarked} traces cannot be marked: their tokens do not give their texts.")
@@ -120,13 +122,6 @@ def _rollouts(layout: RunLayout, iteration: int) -> list[Group]:
 def _space_evenly(items: Sequence[Item], most: int) -> list[Item]:
     """At most ``most`` items, evenly spaced, with the first and last."""
     return [items[i] for i in sorted({round(x) for x in np.linspace(0, len(items) - 1, most)})] if items else []
-
-
-def _tokenizers(layout: RunLayout, recipe: Experiment, summary: RunSummary) -> list[Path]:
-    """One tokenizer for a run, one for each model of an evaluation."""
-    if not recipe.trains:
-        return sorted({layout.weights_version(evaluation.version) for evaluation in summary.evaluations})
-    return list_directory(layout.weights, "v*")
 
 
 def first_tokenizer(versions: Sequence[Path], troubles: list[str]) -> StoredTokens | None:

@@ -240,7 +240,7 @@ class StoredParts:
 
         def has_changed() -> bool:
             free = self._leases.free(waiting)
-            return bool(free) or any(not self.store.lacking_numbers(p, self.benchmark.samples) for p in waiting)
+            return bool(free) or any(map(self._is_sampled, waiting))
 
         self.task.spend(Use.WAITING)
         with self.task.shutdown.while_waiting():
@@ -327,14 +327,10 @@ class StoredParts:
 
     @property
     def _leases(self) -> Leases:
-        samples = self.benchmark.samples
-        return Leases(
-            self.store.leases,
-            self.task.holder,
-            self.task.observer,
-            lambda position: not self.store.lacking_numbers(position, samples),
-            self.store.heart,
-        )
+        return Leases(self.store.leases, self.task.holder, self.task.observer, self._is_sampled, self.store.heart)
+
+    def _is_sampled(self, position: int) -> bool:
+        return not self.store.lacking_numbers(position, self.benchmark.samples)
 
 
 def set_version(sampled: Sampled, version: int) -> Sampled:

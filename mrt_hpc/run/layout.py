@@ -225,12 +225,9 @@ def existing_run(run: Path) -> RunLayout:
     if (within := "runs" / run).joinpath("plan.json").is_file():  # where submit makes them
         folder, runs = within.parent, [str(within)]
     made = "a directory that `mrt-hpc submit` or `mrt-hpc eval` made"
-    raise UserError(
-        "not a run directory: it has no plan.json",
-        value=str(run),
-        expected=f"one of {', '.join(runs)}" if runs else made,
-        advice=Advice("mrt-hpc runs {folder}", folder=folder),
-    )
+    what = "not a run directory: it has no plan.json"
+    expected = f"one of {', '.join(runs)}" if runs else made
+    raise UserError(what, value=str(run), expected=expected, advice=Advice("mrt-hpc runs {folder}", folder=folder))
 
 
 def new_run_directory(text: str) -> Path:
@@ -275,10 +272,6 @@ def version_named(text: str, last: int, run: Path) -> int | str:
         return text
     if text.isascii() and text.isdigit() and int(text) <= last:
         return int(text)
-    raise UserError(
-        "the run has no such weights version",
-        value=text,
-        where=run,
-        expected=f"a number from 0 to {last}, {FIRST} or {LAST}",
-        advice=Advice("ls {run}", run=run / "weights"),
-    )
+    what = "the run has no such weights version"
+    expected = f"a number from 0 to {last}, {FIRST} or {LAST}"
+    raise UserError(what, value=text, where=run, expected=expected, advice=Advice("ls {run}", run=run / "weights"))

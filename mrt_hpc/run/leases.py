@@ -213,10 +213,7 @@ class Leases:
             if not self._is_expired(path, self.observer.living_attempt):
                 return False
             generation += 1
-        try:
-            return create_text(path, json.dumps(self.mine.as_json()), durable=False)
-        except FileNotFoundError:
-            return False  # the folder was moved away meanwhile, as where all groups are there and are archived
+        return self._create(path)
 
     def free(self, positions: list[int]) -> list[int]:
         """The groups that :meth:`claim` would take now. Each heart is read once, and a lease only where it is new."""
@@ -240,6 +237,12 @@ class Leases:
             return True
         self._holders[path] = holder
         return holder == self.mine or living(self.heart(holder)) != holder.attempt
+
+    def _create(self, path: Path) -> bool:
+        try:
+            return create_text(path, json.dumps(self.mine.as_json()), durable=False)
+        except FileNotFoundError:
+            return False  # the folder was moved away meanwhile, as where all groups are there and are archived
 
     def release(self, position: int) -> None:
         """Give up a lease that other tasks may want at once."""

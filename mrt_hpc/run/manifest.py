@@ -160,11 +160,8 @@ def refuse_misplaced(manifest: Manifest, path: Path) -> None:
         )
     if written and written[1:] == here[1:]:
         _refuse_other_name(path, here[0], here[1], written[0])
-    raise DamagedError(
-        "it is whole, and belongs to another place",
-        where=path,
-        expected=f"{here[1]} of the run {here[0]}; it is {' of the run '.join(reversed(written)) or 'of no run'}",
-    )
+    expected = f"{here[1]} of the run {here[0]}; it is {' of the run '.join(reversed(written)) or 'of no run'}"
+    raise DamagedError("it is whole, and belongs to another place", where=path, expected=expected)
 
 
 def _refuse_other_name(path: Path, here: str, place: str, name: str) -> None:
@@ -253,8 +250,5 @@ def verify(
 
 
 def _differs(file: Path, size: int, digest: str) -> DamagedError:
-    return DamagedError(
-        "file differs from the manifest: it is damaged or was changed",
-        where=file,
-        expected=f"{size} bytes, SHA-256 {digest}",
-    )
+    what = "file differs from the manifest: it is damaged or was changed"
+    return DamagedError(what, where=file, expected=f"{size} bytes, SHA-256 {digest}")

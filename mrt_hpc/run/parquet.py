@@ -185,18 +185,12 @@ def read_columns(source: Path | BytesIO, record_type: type[Any], where: Path | N
         if absent := {c.source for c in columns if c.name not in defaults} - there:
             raise _other_columns(where or source, file.schema_arrow.names, f"also {', '.join(sorted(absent))}")
         wanted = sorted({column.source for column in columns} & there)
-        batches = [
-            pa.RecordBatch.from_arrays(
-                [
-                    column.values(batch)
-                    if column.source in there
-                    else pa.array([defaults[column.name]] * len(batch), kind.type)
-                    for column, kind in zip(columns, schema, strict=True)
-                ],
-                schema=schema,
-            )
-            for batch in file.iter_batches(ROWS_AT_A_TIME, columns=wanted)
-        ]
+        lacking = [kind for column, kind in zip(columns, schema, strict=True) if column.source not in there]
+        batches = []
+        for batch in file.iter_batches(ROWS_AT_A_TIME, columns=wanted):
+            usual = {kind.name: pa.array([defaults[kind.name]] * len(batch), kind.type) for kind in lacking}
+            arrays = [usual[c.name] if c.name in usual else c.values(batch) for c in columns]
+            batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
         return pa.Table.from_batches(batches, schema)
 
 

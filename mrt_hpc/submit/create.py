@@ -103,12 +103,9 @@ def make_results_folder(recipe: Experiment) -> None:
     try:
         make_durable(absolute(Path(results)))
     except FileExistsError as error:
-        raise UserError(
-            "the results folder is a file",
-            value=results,
-            where="evaluation.results",
-            advice="name another folder: --results DIR, or evaluation.results in the recipe",
-        ) from error
+        what = "the results folder is a file"
+        advice = "name another folder: --results DIR, or evaluation.results in the recipe"
+        raise UserError(what, value=results, where="evaluation.results", advice=advice) from error
 
 
 def refuse_repeated_problems(recipe: Recipe, training: Sequence[Problem]) -> None:

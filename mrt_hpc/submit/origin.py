@@ -92,11 +92,8 @@ class Origin:
                 ),
             ) from error
         if digest != self.record.digest:
-            raise UserError(
-                f"weights version {self.record.version} was published again meanwhile",
-                where=self.weights,
-                advice="type the same command again",
-            )
+            what = f"weights version {self.record.version} was published again meanwhile"
+            raise UserError(what, where=self.weights, advice="type the same command again")
         self.record.write(layout)
 
     def refuse_another(self, layout: RunLayout) -> None:

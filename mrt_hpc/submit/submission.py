@@ -299,15 +299,10 @@ class Sent:
 
 def lost_tasks(jobs: Sequence[Job], live: Mapping[str, LiveJob], layout: RunLayout) -> dict[str, list[int]]:
     """Tasks by job that ended undone while others of their array are queued or run."""
-    lost = {
-        job.name: [
-            index
-            for index, record in enumerate(read_tasks(layout, job.name, job.tasks))
-            if index not in live[job.name].tasks and record.state is not TaskState.DONE
-        ]
-        for job in jobs
-        if job.name in live
-    }
+    lost: dict[str, list[int]] = {}
+    for job in (job for job in jobs if job.name in live):
+        undone = (i for i, r in enumerate(read_tasks(layout, job.name, job.tasks)) if r.state is not TaskState.DONE)
+        lost[job.name] = [index for index in undone if index not in live[job.name].tasks]
     return {name: indices for name, indices in lost.items() if indices}
 
 

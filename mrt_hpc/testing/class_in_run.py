@@ -91,12 +91,9 @@ class ClassInRun:
     def _of_algorithm(self) -> Iterator[Promise]:
         algorithm = self.recipe.algorithm
         if not isinstance(algorithm, RolloutAlgorithm):
-            raise UserError(
-                "this algorithm learns samples, which are not made from stored rollouts of an iteration",
-                value=algorithm.type,
-                expected="a subclass of RolloutAlgorithm",
-                advice="submit a small recipe with it",
-            )
+            what = "this algorithm learns samples, which are not made from stored rollouts of an iteration"
+            expected = "a subclass of RolloutAlgorithm"
+            raise UserError(what, value=algorithm.type, expected=expected, advice="submit a small recipe with it")
         return contracts.algorithm_contract(algorithm, self.recipe, batch_of(self.groups, self._question_ids))
 
     def _question_ids(self) -> Sequence[int]:

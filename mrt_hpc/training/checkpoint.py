@@ -263,13 +263,9 @@ def _contents(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _unusable(what: str, where: Path) -> UserError:
-    return UserError(
-        what,
-        where=where,
-        expected=f"a checkpoint with {STATE} and tensors in safetensors files",
-        advice="continue from an older checkpoint, or from the beginning",
-        exit_code=ExitCode.FATAL,
-    )
+    expected = f"a checkpoint with {STATE} and tensors in safetensors files"
+    advice = "continue from an older checkpoint, or from the beginning"
+    return UserError(what, where=where, expected=expected, advice=advice, exit_code=ExitCode.FATAL)
 
 
 def _label(name: str, key: str) -> str:

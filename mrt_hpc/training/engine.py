@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -216,13 +217,8 @@ class TrainerEngine:
         bad = torch.zeros(len(mini_batch.shares), len(mini_batch.shares[0]), dtype=torch.int64, device=device())
         bad[:, self._row_ranks.row] = ~tally.finite_losses
         distributed.all_reduce(bad, op=distributed.ReduceOp.MAX)
-        skipped = [
-            mini_batch.computed[index]
-            for shares, flags in zip(mini_batch.shares, bad.tolist(), strict=True)
-            for share, flag in zip(shares, flags, strict=True)
-            if flag
-            for index in share
-        ]
+        flagged = zip(chain(*mini_batch.shares), bad.flatten().tolist(), strict=True)
+        skipped = [mini_batch.computed[index] for share, flag in flagged if flag for index in share]
         return SkippedStep(number, "loss" if skipped else "gradient", skipped or list(mini_batch.computed))
 
     def _plain_gradient_norm(self) -> float | None:

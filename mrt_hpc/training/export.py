@@ -37,7 +37,16 @@ class GatheredWeights:
     tensors: dict[str, torch.Tensor]
 
     def write(self, directory: Path) -> None:
-        write(self.trainer, self.tensors, self.dtype, directory)
+        self.trainer.policy.model.save_pretrained(directory, state_dict=self.tensors, max_shard_size=SHARD_SIZE)
+        source = self.trainer.source_dir
+        for file in source.iterdir():
+            names_weights = file.name.endswith(".index.json") or file.name == MANIFEST
+            if file.is_file() and file.suffix in COMPANIONS and not names_weights:
+                shutil.copy(file, directory / file.name)
+        config = json.loads((source / "config.json").read_bytes())
+        for field in {"dtype", "torch_dtype"} & config.keys() or {"dtype"}:
+            config[field] = self.dtype
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
     def refuse_not_finite(self) -> None:
         """Weights with a NaN or an infinity are published in no form."""
@@ -81,16 +90,3 @@ def gather(trainer: TrainerEngine, dtype: torch.dtype) -> dict[str, torch.Tensor
                 is_weight = isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point()
                 weights[name] = copy_to_host(tensor, dtype if is_weight else tensor.dtype)
     return weights
-
-
-def write(trainer: TrainerEngine, weights: dict[str, torch.Tensor], dtype: str, directory: Path) -> None:
-    trainer.policy.model.save_pretrained(directory, state_dict=weights, max_shard_size=SHARD_SIZE)
-    source = trainer.source_dir
-    for file in source.iterdir():
-        names_weights = file.name.endswith(".index.json") or file.name == MANIFEST
-        if file.is_file() and file.suffix in COMPANIONS and not names_weights:
-            shutil.copy(file, directory / file.name)
-    config = json.loads((source / "config.json").read_bytes())
-    for field in {"dtype", "torch_dtype"} & config.keys() or {"dtype"}:
-        config[field] = dtype
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -81,9 +81,7 @@ def join(ranks: Ranks, address_file: Path | None = None, timeout_s: float = 1800
     _connect(ranks, store, timeout)
     if ranks.world_size > 1:
         try:
-            if ranks.rank == 0:
-                store.set(KEY, secrets.token_hex(PROOF_BYTES))
-            _prove(ranks, store.get(KEY))
+            _prove(ranks, _key(ranks, store))
         except BaseException:
             leave()
             raise
@@ -188,6 +186,12 @@ def _require_private(folder: Path) -> None:
             advice="nothing: the task runs again, with another folder; if that does not help, set TMPDIR to a folder "
             "that all ranks of a node share",
         )
+
+
+def _key(ranks: Ranks, store: Store) -> bytes:
+    if ranks.rank == 0:
+        store.set(KEY, secrets.token_hex(PROOF_BYTES))
+    return store.get(KEY)
 
 
 def _prove(ranks: Ranks, key: bytes) -> None:

@@ -109,7 +109,14 @@ def join_nodes(task: Task) -> Iterator[RayNode | None]:
     if not spans_nodes(task):
         yield None
         return
-    _require_ray()
+    if importlib.util.find_spec("ray") is None:
+        raise retryable_error(
+            "a task of several nodes needs Ray, which the Python of this task lacks",
+            value=sys.executable,
+            where="resources.inference.nodes",
+            expected="the Python of an environment that env/setup made, or an image",
+            advice="run env/setup again, or set resources.inference.nodes to 1; then mrt-hpc submit RUN",
+        )
     meeting, limit_s = Meeting(task), task.experiment.serving.start_limit_s
     hosts = _hosts(meeting, limit_s)
     own = address_towards(hosts[0]) if hosts else LOOPBACK
@@ -136,13 +143,8 @@ def _hosts(meeting: Meeting, deadline_s: float) -> list[str]:
     task, hosts = meeting.task, []
     for rank in range(1, task.world_size):
         path = meeting.here(rank)
-        wait_until(
-            path.exists,
-            reason=f"rank {rank} of this task, on a node of its own",
-            deadline_s=deadline_s,
-            where=path,
-            advice=_advice(task),
-        )
+        reason = f"rank {rank} of this task, on a node of its own"
+        wait_until(path.exists, reason=reason, deadline_s=deadline_s, where=path, advice=_advice(task))
         hosts.append(meeting.read(path)["host"])
     return [host for host in hosts if host != socket.gethostname()]
 
@@ -218,14 +220,3 @@ def _advice(task: Task) -> str:
         run=task.layout.root,
         role=task.job.role,
     )
-
-
-def _require_ray() -> None:
-    if importlib.util.find_spec("ray") is None:
-        raise retryable_error(
-            "a task of several nodes needs Ray, which the Python of this task lacks",
-            value=sys.executable,
-            where="resources.inference.nodes",
-            expected="the Python of an environment that env/setup made, or an image",
-            advice="run env/setup again, or set resources.inference.nodes to 1; then mrt-hpc submit RUN",
-        )

@@ -225,12 +225,9 @@ class RoundSampler:
 
 
 def rollout_plan(recipe: Recipe, iteration: int, group_size: int) -> RolloutPlan:
+    thought_end = recipe.prompt.thought_end.encode()
     return RolloutPlan(
-        run_seed=recipe.seed,
-        iteration=iteration,
-        group_size=group_size,
-        thought_end=recipe.prompt.thought_end.encode(),
-        rule=recipe.episodes,
+        run_seed=recipe.seed, iteration=iteration, group_size=group_size, thought_end=thought_end, rule=recipe.episodes
     )
 
 

@@ -63,11 +63,8 @@ class Agreement:
 
 def comparable(group: Group, version: int) -> list[Rollout]:
     """Rollouts that one version alone sampled, at training's temperature."""
-    return [
-        r
-        for r in group.rollouts
-        if r.weights_version == version and not (r.later_weights or r.inserted or r.forced) and r.token_ids
-    ]
+    of_version = [r for r in group.rollouts if r.weights_version == version and r.token_ids]
+    return [r for r in of_version if not (r.later_weights or r.inserted or r.forced)]
 
 
 def agreement(engine: TrainerEngine, rollouts: Sequence[Rollout]) -> Agreement:
@@ -104,6 +101,9 @@ def refuse_disagreement(agreement: Agreement, recipe: Recipe, version: int, wher
     if agreement.disagreement <= limit:
         log.info("the trainer's log-probabilities are the sampler's: %s", agreement)
         return
+    # above the disagreement, with one digit; twice the present one for NaN
+    measured = np.isfinite(agreement.disagreement)
+    rounded_up = float(f"{1.5 * agreement.disagreement:.0e}") if measured else 2 * limit
     raise UserError(
         f"the trainer's log-probabilities of the first sampled group are not the sampler's: {agreement}",
         value=agreement.disagreement,
@@ -116,11 +116,6 @@ def refuse_disagreement(agreement: Agreement, recipe: Recipe, version: int, wher
             "one side did not load, or another temperature; the logs of the first inference task and of "
             "the trainer name what they loaded. Where the difference is known and wanted: mrt-hpc submit RUN "
             "--set resilience.sampler_disagreement={rounded_up}",
-            rounded_up=f"{_round_up(agreement.disagreement, limit):g}",
+            rounded_up=f"{rounded_up:g}",
         ),
     )
-
-
-def _round_up(disagreement: float, limit: float) -> float:
-    """A limit above the disagreement, with one digit; twice the present one for NaN."""
-    return float(f"{1.5 * disagreement:.0e}") if np.isfinite(disagreement) else 2 * limit
