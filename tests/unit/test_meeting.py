@@ -13,7 +13,6 @@ import pytest
 from commands import refusal
 from torch._C._distributed_c10d import PrefixStore
 
-from mrt_hpc.errors import UserError
 from mrt_hpc.training.accelerator import backend
 from mrt_hpc.training.folder_store import FolderStore
 from mrt_hpc.training.rank_messages import _error, _record
@@ -76,8 +75,7 @@ def test_what_one_rank_writes_into_the_folder_the_others_read(tmp_path: Path) ->
 def test_a_key_that_does_not_come_is_told_with_its_folder(tmp_path: Path) -> None:
     store = FolderStore(tmp_path, SHORT)
     assert refusal(store.get, "rank_1").where == tmp_path
-    with pytest.raises(UserError, match="rank_1"):
-        PrefixStore("0", store).wait(["rank_1"], SHORT)
+    assert "rank_1" in str(refusal(PrefixStore("0", store).wait, ["rank_1"], SHORT))
 
 
 def test_messages_cross_by_gloo_so_that_a_rank_that_waits_leaves_its_gpu_idle(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,6 @@ from mrt_hpc.modes.revision import HistoryConditioned, Linearised
 from mrt_hpc.modes.writer import Draft, Writer, paragraph_break, whole_paragraphs
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.sections import Prompt
-from mrt_hpc.roles.evaluation_summary import stage_rewards
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.parquet import read_records, write_records
 from mrt_hpc.run.records import FinishReason, Problem, Rollout
@@ -251,10 +250,3 @@ def test_records_without_inserted_tokens_are_written_as_before_and_read_again(tm
     assert read_records(usual, Rollout) == [plain]
     assert read_records(special, Rollout) == [plain, forced]
     assert (plain.sampled_tokens, forced.sampled_tokens, plain.counts, forced.counts) == (3, 1, True, True)
-
-
-def test_each_stage_has_its_accuracy() -> None:
-    """Two samples of two rounds: the first round is right once, the second twice."""
-    found = [rollout(n, reward, stage=n % 2, stages=2) for n, reward in enumerate([0.0, 1.0, 1.0, 1.0])]
-    assert stage_rewards(found, Linearised(rounds=2).stages) == {"round 1": {"p": 0.5}, "round 2": {"p": 1.0}}
-    assert stage_rewards(found, ("answer",)) == {}

@@ -16,7 +16,7 @@ from types import ModuleType
 
 import pytest
 from basics import TRAINER
-from commands import recipe, refusal, typed
+from commands import refusal, typed
 from run_of import run_of, task_of
 
 from mrt_hpc.attempt import ledger
@@ -26,18 +26,13 @@ from mrt_hpc.attempt.ledger import LOCAL, LocalProcess, claim_run, local_process
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.attempt.sole_attempt import sole_attempt
 from mrt_hpc.backends import queued_jobs
-from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm.after_srun import AttemptOutcome
 from mrt_hpc.backends.slurm.after_srun import main as after_srun
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import BEATS_A_LIMIT, NO_BEAT, Beat, Heart, read_beat
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
-from mrt_hpc.submit.create import create_or_open
-from mrt_hpc.submit.renewal import is_renewed, renew
 
 LIMIT_S = 0.5
 
@@ -241,20 +236,3 @@ def test_a_process_on_another_host_is_known_by_its_heart(layout: RunLayout, refu
         pass
     with Heart(heart, holder.name, 1000.0), claim_run(layout, 0.3):
         assert read_beat(layout.heart(LOCAL, 2 + refused_since)) != NO_BEAT
-
-
-def test_other_resources_are_taken_over_and_another_experiment_is_not(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="more problems than there are"):
-        run_of(tmp_path / "run", "data.problems=31")
-    assert list(tmp_path.iterdir()) == []
-    layout = run_of(tmp_path / "run")
-    assert not is_renewed(layout, recipe("quickstart"), compile_plan(recipe("quickstart"), LocalSite()))
-    more = recipe("quickstart", "resources.inference.tasks=4", "resilience.retries=7")
-    plan = compile_plan(more, LocalSite())
-    assert create_or_open(layout.root, more, plan) == layout
-    assert is_renewed(layout, more, plan)
-    renew(layout, more, plan)
-    assert read_recipe_lock(layout.recipe_lock) == more
-    assert not is_renewed(layout, more, plan)
-    with pytest.raises(UserError, match=r"training\.learning_rate"):
-        run_of(layout.root, "training.learning_rate=1e-3")

@@ -181,11 +181,3 @@ def test_a_recipe_is_one_row_of_the_paper_with_its_numbers(name: str) -> None:
         assert isinstance(one.model, HuggingFaceModel)
         data = one.data.model_dump()
         assert ROWS[Path(one.model.path).name.partition("@")[0]][Path(data["path"]).name] == data["limit"]
-
-
-def test_both_rows_of_reinforcement_learning_have_the_same_algorithms() -> None:
-    of_aime = {name.removesuffix("_deepscaler") for name in PAPER if name.endswith("_deepscaler")}
-    assert of_aime == {"grpo", "length_penalty", "mrt", "mrt_online"}
-    for name in of_aime:
-        sections = {field.split(".")[0] for field in changed(recipe(name), recipe(f"{name}_deepscaler"))}
-        assert sections <= {"name", "model", "data", "episodes"}

@@ -26,7 +26,7 @@ from mrt_hpc.backends.slurm.plain_paths import require_plain_path
 from mrt_hpc.backends.slurm.queued_as import differences, queue_differences, queued_fields
 from mrt_hpc.backends.slurm.site import Container, MemoryRequest, Partitions, Requeue, SlurmSite
 from mrt_hpc.backends.slurm.slurm_output import MARKS
-from mrt_hpc.errors import ExitCode, UserError
+from mrt_hpc.errors import ExitCode
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.plan.jobs import Job, Plan, Role, read_plan
 from mrt_hpc.recipe.load import load_recipe
@@ -124,8 +124,7 @@ def test_what_a_site_says_to_those_who_submit_is_shown_once(run: CannedRun) -> N
 
 def test_the_ledger_holds_nothing_that_is_no_id(run: CannedRun) -> None:
     for job_id in ("Submitted batch job 4", "", "a/b", "1_2", "71;box", "1\n2", "x" * 200):
-        with pytest.raises(UserError):
-            record_submission(run.layout, "prepare", job_id, "x")
+        refusal(record_submission, run.layout, "prepare", job_id, "x")
     assert list(run.layout.jobs.iterdir()) == []
 
 
@@ -194,8 +193,7 @@ def test_a_submission_names_to_slurm_the_parts_of_an_array_that_others_wait_for(
 
 def test_a_run_directory_that_others_may_write_to_or_a_listing_would_cut_is_refused(tmp_path: Path) -> None:
     for mark in MARKS:
-        with pytest.raises(UserError):
-            require_plain_path(RunLayout(tmp_path / f"a{mark}b"))
+        refusal(require_plain_path, RunLayout(tmp_path / f"a{mark}b"))
     for mark in ",:":
         layout = RunLayout(tmp_path / f"alpha=2{mark}beta=3")
         assert require_plain_path(layout) == layout
@@ -208,8 +206,7 @@ def test_a_run_directory_that_others_may_write_to_or_a_listing_would_cut_is_refu
     layout.root.chmod(0o700)
     if os.geteuid() == 0:
         os.chown(layout.root, 4321, -1)
-        with pytest.raises(UserError, match="belongs to the user 4321"):
-            run_of(tmp_path / "run")
+        assert "belongs to the user 4321" in str(refusal(run_of, tmp_path / "run"))
 
 
 BOX = SlurmSite(name="box", partitions=Partitions(cpu="cpu,long"))

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 from basics import INFERENCE, QUICKSTART, TRAINER
+from commands import refusal
 from run_of import bare_run, read_events, run_of, task_of
 
 from mrt_hpc.attempt import signals
@@ -121,8 +122,7 @@ def test_only_the_first_rank_tells_of_a_lost_attempt_and_a_library_that_ends_the
         attempt(replace(task(tmp_path), rank=rank, world_size=2), lambda _: None, earlier=("7.0", 1.0))
     started = read_events(RunLayout(tmp_path).events, EventKind.TASK_STARTED)
     assert [event["earlier"] for event in started] == [{"attempt": "7.0", "until": 1.0}, None]
-    with pytest.raises(UserError):
-        attempt(task(tmp_path), lambda _: sys.exit(0))
+    refusal(attempt, task(tmp_path), lambda _: sys.exit(0))
     assert read_task(RunLayout(tmp_path), "report", 0).state is TaskState.RETRYING
 
 

@@ -337,23 +337,6 @@ def report_role(task: Task) -> None:
     assert refused.value.where == task.layout.report
 
 
-def test_evaluations_are_logged_into_the_run_of_the_training_metrics(tmp_path: Path) -> None:
-    trainer = task_of(tmp_path / "run", WANDB)
-    with Tracker.of(trainer) as tracker:
-        tracker.log(METRICS)
-    task = task_of(tmp_path / "run", WANDB, "report")
-    evaluate(task, 0, 4)
-    evaluate(task, 20, 10)
-    report_role(task)
-    training, *evaluations = logged(task)
-    assert (training["tokens_per_rollout"], versions(task)) == (12.0, [0, 20])
-    summary = EvaluationSummary.read(task.layout.evaluation_summary(20, "held-out"))
-    wanted = {"accuracy": 0.25, "accuracy_low": summary.low, "accuracy_high": summary.high}
-    wanted |= {"tokens_per_rollout": 99.0, "regret/4096": 0.375}
-    assert {name: evaluations[-1][f"evaluation/held-out/{name}"] for name in wanted} == wanted
-    assert "2 offline W&B directories" in task.layout.report.read_text()
-
-
 KILLED = """
 import os, sys
 from pathlib import Path

@@ -171,21 +171,6 @@ def test_a_job_that_begins_later_was_not_queued_again(run: CannedRun) -> None:
     assert "earliest time" in sentence and "again" not in sentence
 
 
-@pytest.mark.parametrize("reason", ["NonZeroExitCode", "SomethingNew", "FrontEndDown"])
-def test_a_reason_that_is_not_known_promises_nothing(run: CannedRun, reason: str) -> None:
-    run.queue(f"13|PENDING|N/A|{reason}|")
-    text = typed("explain", run.layout.root, TRAINER).output
-    assert reason in text and "by itself" not in text and "scontrol show job 13" in text
-
-
-def test_an_account_of_an_earlier_job_of_this_id_says_nothing_of_the_task(run: CannedRun) -> None:
-    run.queue()
-    run.accounts("13|COMPLETED|0:0|node9|360000")
-    run.task(TRAINER, TaskState.RUNNING, attempt="13.0")
-    text = typed("explain", run.layout.root, TRAINER).output
-    assert "was lost" in text and "completed" not in text and "node9" not in text
-
-
 def test_a_finished_run_has_nothing_to_cancel(run: CannedRun) -> None:
     for command in ("scontrol", "scancel"):
         run.command(command, "exit 0")

@@ -11,21 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from commands import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
-from transformers import (
-    AutoModelForCausalLM,
-    Ernie4_5_MoeConfig,
-    GemmaConfig,
-    GemmaForCausalLM,
-    Glm4MoeLiteConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, Ernie4_5_MoeConfig, Glm4MoeLiteConfig, Qwen2Config, Qwen2ForCausalLM
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Batching, Precision
@@ -144,14 +135,6 @@ def test_no_division_into_micro_batches_changes_the_gradient(batching: Batching)
         assert_equal(actual, expected)
 
 
-def test_a_filler_has_a_gradient_of_zero_for_every_parameter() -> None:
-    filler = collate_end_to_end([])
-    assert filler.trained_tokens == 0 and filler.input_ids.shape == (1, 1)
-    for fused in (False, True):
-        _, found = gradients(Policy(qwen2(PACKED_ATTENTION), 1.0, False, Kernels(Batching.PACKED, fused)), filler)
-        assert found and all(not g.any() for g in found.values())
-
-
 def test_equal_sequences_take_the_positions_of_one_and_unlike_ones_are_packed() -> None:
     batch = collate_shared([TRACE, TRACE])
     assert batch.input_ids.numel() == TRACE.width and batch.lengths == (TRACE.width,)
@@ -233,18 +216,6 @@ def test_the_fused_projection_is_the_plain_one(rows: int, monkeypatch: pytest.Mo
         fused_projection.fuse(nn.Linear(2, 3), 1.0, entropy=True)
 
 
-def test_other_families_of_models_work_on_packed_rows() -> None:
-    torch.manual_seed(0)
-    for model in (
-        LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation=PACKED_ATTENTION)),
-        GemmaForCausalLM(GemmaConfig(**SHAPE, head_dim=4, attn_implementation=PACKED_ATTENTION)),
-    ):
-        packed, _ = Policy(model, 1.0, False, PACKED)(collate_end_to_end(SEQUENCES), 1)
-        model.set_attn_implementation("sdpa")
-        padded, _ = Policy(model, 1.0, False, Kernels())(collate(SEQUENCES), 1)
-        assert torch.allclose(packed, padded, atol=1e-5)
-
-
 def test_what_packed_rows_cannot_hold_is_refused() -> None:
     sliding = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
     config = Qwen2Config(**SHAPE, **sliding, attn_implementation=PACKED_ATTENTION)
@@ -252,8 +223,7 @@ def test_what_packed_rows_cannot_hold_is_refused() -> None:
         (Qwen2ForCausalLM(config), collate_end_to_end(SEQUENCES)),
         (qwen2(PACKED_ATTENTION), replace(collate(SEQUENCES), lengths=None)),
     ):
-        with pytest.raises(UserError, match="packed rows"):
-            Policy(model, 1.0, False, PACKED)(batch, 1)
+        assert "packed rows" in str(refusal(Policy(model, 1.0, False, PACKED), batch, 1))
 
 
 def test_the_locked_torch_has_flash_attention_for_different_lengths() -> None:

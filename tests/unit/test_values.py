@@ -52,23 +52,6 @@ def test_rao_blackwell_by_hand() -> None:
         rao_blackwell([KnownAnswer(0.5, 1.0)], [], baseline=0.0)
 
 
-ANSWERS = np.array([0.4, 0.2, 0.15, 0.15, 0.1])
-"""mu's probability of five answers, of which the first and the fourth are right: V = 0.55."""
-REWARDS = np.array([1.0, 0.0, 0.0, 1.0, 0.0])
-KNOWN = [KnownAnswer(ANSWERS[i], REWARDS[i]) for i in (0, 1)]
-TRUTH = float(ANSWERS @ REWARDS)
-
-
-def test_rao_blackwell_is_unbiased_and_tells_its_variance() -> None:
-    rng, baseline = np.random.default_rng(3), 0.3
-    rewards = [None, None, *REWARDS[2:]]
-    draws = rng.choice(5, (10_000, 4), p=ANSWERS)
-    found = [rao_blackwell(KNOWN, [rewards[answer] for answer in four], baseline) for four in draws]
-    values = np.array([e.value for e in found])
-    assert abs(values.mean() - TRUTH) < 4 * values.std() / math.sqrt(len(values))
-    assert np.mean([e.variance for e in found]) == pytest.approx(values.var(), rel=0.05)
-
-
 def step(probabilities: list[float], forecasts: list[float], taken: int | None) -> values.BranchStep:
     return values.BranchStep(np.array(probabilities), np.array(forecasts), taken)
 
