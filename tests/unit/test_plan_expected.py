@@ -66,9 +66,7 @@ def benchmark(name: str, folder: Path, problems: int, samples: int) -> str:
 
 
 def test_the_tokens_of_a_bonus_of_the_next_episode_by_hand() -> None:
-    """Half of the rollouts go on, and the prover values the end of the first new episode of each. A forced rollout is no
-    branch.
-    """
+    """Half of the rollouts go on, and the prover values the end of the first new episode of each."""
     whole = recipe("mrt", *LENGTHS, "prover.branches=4")
     episode = recipe("mrt", *LENGTHS, "prover.branches=4", "algorithm.bonus=next_episode")
     half = whole.sampling.rollouts_per_problem / 2
