@@ -5,7 +5,6 @@ import errno
 import json
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -56,20 +55,6 @@ def test_ranks_meet_below_a_folder_that_hands_its_group_on(address: Path) -> Non
     address.parent.chmod(0o2750)
     private(address.with_name("folder")).chmod(0o2700)
     assert _find_folder(address, SHORT) == address.with_name("folder")
-
-
-def test_what_one_rank_writes_into_the_folder_the_others_read(tmp_path: Path) -> None:
-    """Through C++, as process groups use a store."""
-    stores = [FolderStore(tmp_path, timedelta(seconds=20)) for _ in range(2)]
-    ours, theirs = (PrefixStore("0//cpu", store) for store in stores)
-    with ThreadPoolExecutor(1) as beside:
-        waits = beside.submit(theirs.get, "an address / of ä")
-        ours.set("an address / of ä", "a value / of ü")
-        assert waits.result(20) == "a value / of ü".encode()
-    assert theirs.check(["an address / of ä"])
-    assert not theirs.check(["an address / of ä", "another"])
-    assert [store.add("count", amount) for store, amount in ((ours, 1), (theirs, 2), (ours, 0))] == [1, 3, 3]
-    assert ours.clone().get("an address / of ä") == theirs.get("an address / of ä")
 
 
 def test_a_key_that_does_not_come_is_told_with_its_folder(tmp_path: Path) -> None:

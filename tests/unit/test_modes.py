@@ -161,18 +161,6 @@ def test_one_thought_is_cut_at_every_budget() -> None:
     assert unclosed.text == "x=3" + FORCED + "7}"
 
 
-def test_with_extend_the_end_of_the_thought_is_suppressed_up_to_the_largest_budget() -> None:
-    server = Scripted(["x=3\n\n</think>", ", x=4\n\n</think>", ", x=5" * 9, "7}", "8}"])
-    mode = BudgetForcing(budgets=(3, 14), extend=True, words=("Wait", "First"), forced_text=FORCED)
-    _, last = traces(mode, server)
-    assert last.boundaries == [0, 3, 14]
-    assert last.text.startswith("x=3\n\nWait, x=4\n\nFirst, x=5")
-    assert inserted(last) == ["Wait", "First", FORCED]
-    assert "</think>" not in last.text.partition(FORCED)[0]
-    left = [14 - len(ids(before)) for before in ("", "x=3\n\nWait", "x=3\n\nWait, x=4\n\nFirst")]
-    assert [request.settings.max_tokens for request in server.asked[:3]] == left
-
-
 def test_the_second_attempt_sees_the_first_which_is_closed_where_it_was_cut() -> None:
     for attempt, mode, turn in (
         ("x=3</think>3", HistoryConditioned(backtrack="Again"), "x=3</think>3<|end|>\nAgain\n<think>\n"),

@@ -31,7 +31,6 @@ from mrt_hpc.run.fork_record import read_fork
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.problems import omitted_file, read_problems, write_problems
-from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.weights import prune
 from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.submit.origin import fork_of, forked_data
@@ -79,22 +78,6 @@ def test_a_run_with_a_constant_rate_gets_more_iterations_at_its_own_site(tmp_pat
     assert read_recipe_lock(layout.recipe_lock).schedule.iterations == read_plan(layout.plan).iterations == 30
     assert slurm.read_text().count("#SBATCH --account=mine") == len(submissions(layout)) - 1
     assert {one.site for one in submissions(layout)} == {"mycluster"}
-
-
-def test_a_finished_run_gets_more_iterations_and_its_report_again(tmp_path: Path, slurm: Path) -> None:
-    layout = run_of(tmp_path / "run", *CONSTANT)
-    submitted(layout)
-    plan = read_plan(layout.plan)
-    publish_models(layout, 0, plan.iterations)
-    layout.checkpoint(plan.iterations).mkdir(parents=True)
-    for job in plan.jobs:
-        for index in range(job.tasks):
-            write_task(layout, job.name, index, TaskRecord(TaskState.DONE))
-    typed("submit", layout.root, "--set", f"schedule.iterations={2 * plan.iterations}")
-    new = {job.name for job in read_plan(layout.plan).jobs} - {job.name for job in plan.jobs}
-    sent = [one.job for one in submissions(layout)][1:]
-    assert {*sent} == {*new, "segment-000.evaluation", "report"}, "the evaluations have no results"
-    assert len(sent) == slurm.read_text().count("#SBATCH --account=mine")
 
 
 def test_a_cosine_is_kept_once_it_has_begun(tmp_path: Path, slurm: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from basics import EVALUATION, INFERENCE, QUICKSTART, TRAINER, executable, resources
 from canned_queue import CannedRun, canned_run
 from commands import refusal
-from run_of import bare_run, forget_claims, run_of
-from submitted import age, current_ids, latest_ids
+from run_of import bare_run, run_of
+from submitted import current_ids, latest_ids
 
 from mrt_hpc.attempt.ledger import current_submissions, record_submission, submissions, task_ids
 from mrt_hpc.backends.queued_jobs import LiveJob
@@ -32,7 +32,6 @@ from mrt_hpc.plan.jobs import Job, Plan, Role, read_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.submit.submission import Listener, awaited_ids, dead_jobs, start
 
 SITE = SlurmSite(name="x")
@@ -169,26 +168,6 @@ def test_what_waits_for_a_job_that_has_failed_is_sent_again_all_the_way_down(pla
         live = {name: LiveJob(str(number), name in at_work) for number, name in enumerate((*queued, *at_work))}
         jobs = [job for job in plan.jobs if job.name not in done]
         assert set(dead_jobs(jobs, live, done)) == {*again}, (queued, at_work)
-
-
-def test_a_submission_names_to_slurm_the_parts_of_an_array_that_others_wait_for(run: CannedRun) -> None:
-    """One evaluation task is lost: it is sent again, and the report, which waits for all of them, after it."""
-    of_others = 'cd $(dirname $0); case "$*" in *--me*) head -n 1 queue ;; *) cat queue ;; esac'
-    run.command("squeue", of_others)
-    assert "5 job(s) submitted" in "\n".join(submits(run.layout))
-    forget_claims(run.layout)
-    age(run.layout, 3600.0)
-    write_task(run.layout, "prepare", 0, TaskRecord(TaskState.DONE))
-    alive = ["2_0|RUNNING", "2_1|RUNNING", "3|RUNNING", "4_0|RUNNING", "5|PENDING"]
-    run.queue(*(f"{task}|N/A|None|n1" for task in alive))
-    run.command("squeue", of_others)
-    again = "\n".join(submits(run.layout))
-    assert "2 job(s) submitted, 3 queued before, 1 done" in again
-    assert "task(s) 1 had been lost" in again
-    assert (run.commands / "cancelled").read_text() == "5\n"
-    lost, report = ((run.commands / f"script-{number}").read_text() for number in (6, 7))
-    assert "#SBATCH --array=1%1\n" in lost
-    assert "#SBATCH --dependency=afterany:3,afterany:4_0:6\n" in report
 
 
 def test_a_run_directory_that_others_may_write_to_or_a_listing_would_cut_is_refused(tmp_path: Path) -> None:

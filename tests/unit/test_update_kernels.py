@@ -121,20 +121,6 @@ def test_every_choice_gives_what_one_sequence_at_a_time_gives(kernels: Kernels, 
     assert batch.behaviour_logprobs.tolist() == np.concatenate(behaviour).tolist()
 
 
-@pytest.mark.parametrize("batching", list(Batching))
-def test_no_division_into_micro_batches_changes_the_gradient(batching: Batching) -> None:
-    """Neither do the number of ranks, nor fillers for ranks without a sequence."""
-    _, expected = one_at_a_time()
-    plans = [arrange(batching, SEQUENCES, *limits).steps for limits in ((1, 1), (5, 1), (1, 40), (1, 90))]
-    assert len({str(steps) for steps in plans}) == len(plans)  # they all differ
-    assert any(() in step for steps in plans for step in steps)
-    for steps in plans:
-        policy = Policy(model_for(batching), TEMPERATURE, False, Kernels(batching))
-        for share in (share for step in steps for share in step):
-            _, actual = gradients(policy, lay_out(batching, [SEQUENCES[i] for i in share]))
-        assert_equal(actual, expected)
-
-
 def test_equal_sequences_take_the_positions_of_one_and_unlike_ones_are_packed() -> None:
     batch = collate_shared([TRACE, TRACE])
     assert batch.input_ids.numel() == TRACE.width and batch.lengths == (TRACE.width,)
