@@ -64,22 +64,6 @@ def status(run: CannedRun, *options: str, columns: int | None = None) -> str:
     return typed("status", run.layout.root, *options, columns=columns).output
 
 
-def test_a_running_task_has_its_node_its_weights_and_its_time_limit(run: CannedRun) -> None:
-    run.submitted(trainer="12", inference="13")
-    ends = int(time.time()) + 600
-    run.queue(f"12|RUNNING|{ends}|None|node[7-8]", "13|PENDING|N/A|Priority|")
-    run.task(TRAINER, TaskState.RUNNING, attempt="12.0")
-    run.events(TRAINER, "12.0", STARTED, {"kind": "published", "version": 4})
-    found = snapshot(run)
-    (task,) = found.tasks
-    assert (task.job, task.alive, task.node) == (TRAINER, True, "node[7-8]")
-    assert (task.weights_version, task.ends_at, task.last_event, found.faults) == (4, ends, 1001.0, ())
-    run.task(TRAINER, TaskState.RUNNING, attempt="12.1")
-    (fault,) = snapshot(run).faults
-    assert (fault.what.partition(":")[0][:12], fault.task) == ("attempt lost", f"{TRAINER} task 0")
-    assert snapshot(run).fault_counts == {fault.what: 1}
-
-
 def test_the_weights_of_a_server_are_those_that_its_latest_attempt_loaded_last(run: CannedRun) -> None:
     """The latest attempt is the one of its name, whatever the clock of its node says."""
     started, server = {**STARTED, "job": INFERENCE}, {"kind": "server_started"}
