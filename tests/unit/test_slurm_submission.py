@@ -3,7 +3,6 @@
 import os
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,7 +14,7 @@ from commands import refusal
 from run_of import bare_run, run_of
 from submitted import current_ids, latest_ids
 
-from mrt_hpc.attempt.ledger import current_submissions, record_submission, submissions, task_ids
+from mrt_hpc.attempt.ledger import current_submissions, record_submission, task_ids
 from mrt_hpc.backends.queued_jobs import LiveJob
 from mrt_hpc.backends.slurm import arrays, queue, queued_as
 from mrt_hpc.backends.slurm.arrays import array_of
@@ -125,14 +124,6 @@ def test_the_ledger_holds_nothing_that_is_no_id(run: CannedRun) -> None:
     for job_id in ("Submitted batch job 4", "", "a/b", "1_2", "71;box", "1\n2", "x" * 200):
         refusal(record_submission, run.layout, "prepare", job_id, "x")
     assert list(run.layout.jobs.iterdir()) == []
-
-
-def test_two_submissions_at_once_are_both_recorded(tmp_path: Path) -> None:
-    layout = bare_run(tmp_path)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda n: record_submission(layout, TRAINER, str(n), "site"), range(40)))
-    assert sorted(int(one.job_id) for one in submissions(layout)) == list(range(40))
-    assert sorted(p.name for p in layout.jobs.iterdir())[-1] == "queued-000040.json"
 
 
 @pytest.fixture(scope="module")

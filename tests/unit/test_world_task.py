@@ -35,16 +35,6 @@ def test_splits_share_no_problem_and_every_gold_answer_solves_its_own():
     assert "six times seven" in str(refusal(Equation.parse, "What is six times seven?"))
 
 
-def test_a_check_writes_its_arithmetic_out_and_closes_the_bounds_in():
-    assert EQUATION.check(4, MARKER) == "Wait, x=4: 3*4=12, 12+14=26 vs 35 low"
-    assert [EQUATION.verdict(x) for x in (6, 7, 8)] == ["low", "yes", "high"]
-    known, bounds = equations.Knowledge(), []
-    for guess, verdict in ((10, "high"), (4, "low"), (2, "low"), (7, "yes")):
-        known.learn(guess, verdict)
-        bounds.append((known.least, known.most))
-    assert bounds[1:] == [(5, 9), (5, 9), (7, 7)]
-
-
 def test_the_quality_of_a_trace():
     good = TraceQuality(well_formed=True, checks=3, right_checks=3, episodes=3)
     for text in (GOOD, f"<think>\n{GOOD}", GOOD.replace("{7}", "{9}")):
