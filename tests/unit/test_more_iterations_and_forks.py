@@ -80,18 +80,6 @@ def test_a_run_with_a_constant_rate_gets_more_iterations_at_its_own_site(tmp_pat
     assert {one.site for one in submissions(layout)} == {"mycluster"}
 
 
-def test_a_cosine_is_kept_once_it_has_begun(tmp_path: Path, slurm: Path) -> None:
-    layout = run_of(tmp_path / "run")
-    submitted(layout)
-    typed("submit", layout.root, "--set", "schedule.iterations=30")
-    assert slurm.exists()
-    publish_models(layout, 2)
-    refused = flat("submit", layout.root, "--set", "schedule.iterations=40", exits=2)
-    assert "with schedule: constant it could be changed" in refused
-    assert f"mrt-hpc fork {layout.root} --at last --set schedule.iterations=38" in refused, "a fork begins at 0"
-    assert "mrt-hpc fork" not in flat("submit", layout.root, "--set", "schedule.iterations=2", exits=2)
-
-
 def test_more_iterations_need_a_checkpoint_to_go_on_from(tmp_path: Path, slurm: Path) -> None:
     layout = run_of(tmp_path / "run", *CONSTANT)
     more = ("submit", layout.root, "--set", "schedule.iterations=30")

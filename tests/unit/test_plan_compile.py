@@ -14,6 +14,7 @@ from mrt_hpc.run.layout import collecting_version, is_collection
 from mrt_hpc.run.weights import kept_versions
 
 MRT, STAR = "small_world/mrt", "small_world/star"
+BASE = recipe("quickstart")
 
 
 def built(*settings: str, name: str = "quickstart", array: int | None = None) -> Plan:
@@ -101,10 +102,9 @@ def test_parts_of_a_split_array_run_in_turn_where_only_so_many_tasks_may_run_at_
 
 @given(iterations=st.integers(1, 40), size=st.integers(1, 40), every=st.none() | st.integers(1, 40))
 def test_every_iteration_and_version_is_planned_once(iterations: int, size: int, every: int | None) -> None:
-    base = recipe("quickstart")
-    schedule = base.schedule.model_copy(update={"iterations": iterations, "iterations_per_job": size})
-    evaluation = base.evaluation.model_copy(update={"every": every})
-    changed = base.model_copy(update={"schedule": schedule, "evaluation": evaluation})
+    schedule = BASE.schedule.model_copy(update={"iterations": iterations, "iterations_per_job": size})
+    evaluation = BASE.evaluation.model_copy(update={"every": every})
+    changed = BASE.model_copy(update={"schedule": schedule, "evaluation": evaluation})
     plan = build_plan(changed, max_array_size=None)
     trainers = [job for job in plan.jobs if job.role is Role.TRAINER]
     assert [i for job in trainers for i in range(job.first_iteration, job.end_iteration)] == [*range(iterations)]
