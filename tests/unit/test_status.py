@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from basics import EVALUATION, INFERENCE, TRAINER
 from canned_queue import CannedRun, canned_run
@@ -15,7 +16,7 @@ from many_tasks import many_tasks
 from rich.console import Console
 from run_of import publish_some
 from samples import rollout, sampled
-from synthetic_run import Shape, SyntheticEvaluation, SyntheticRun
+from synthetic_run import Shape, SyntheticEvaluation, SyntheticRun, made_up_metrics
 from terminals import on_a_terminal
 
 from mrt_hpc.analysis.measures import IterationMetrics
@@ -52,8 +53,8 @@ def snapshot(run: CannedRun, reader: SnapshotReader | None = None) -> Snapshot:
 
 def trained(run: CannedRun, iterations: int) -> list[IterationMetrics]:
     """Write the metrics of finished iterations, and the weights version that the last one published."""
-    source = SyntheticRun(run.layout.root.parent / "measured", Shape(20, 20, problems=1, paragraphs=1))
-    written = [source._metrics(iteration) for iteration in range(iterations)]
+    random = np.random.default_rng(0)
+    written = [made_up_metrics(iteration, 20, random) for iteration in range(iterations)]
     for metrics in written:
         metrics.write(run.layout.metrics(metrics.iteration))
     run.layout.weights_version(iterations).mkdir(parents=True)
