@@ -6,20 +6,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from threading import Barrier
-from types import ModuleType
 
 import pytest
 from basics import TRAINER
 from commands import refusal, typed
 from run_of import run_of, task_of
 
-from mrt_hpc.attempt import ledger
 from mrt_hpc.attempt import sole_attempt as holding
 from mrt_hpc.attempt.entry import run_task
 from mrt_hpc.attempt.ledger import LOCAL, LocalProcess, claim_run, local_process
@@ -86,22 +84,19 @@ def test_a_killed_one_is_taken_over(layout: RunLayout, looks: list[Path], left: 
         assert len(looks) == 1, "the end is written whatever ends the attempt"
 
 
-def slow_to_beat(patch: pytest.MonkeyPatch, module: ModuleType, attempt: str, meanwhile: Callable[[], object]) -> None:
-    """An attempt that has claimed, and before its first beat another one works."""
-
-    class Slow(Heart):
-        def __enter__(self) -> Heart:
-            if self.attempt.startswith(attempt):
-                meanwhile()
-            return super().__enter__()
-
-    patch.setattr(module, "Heart", Slow)
-
-
 def test_one_that_beats_too_late_is_refused(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (task_of(layout, TRAINER, attempt=attempt) for attempt in ("45.0", "47.0"))
     with ExitStack() as other:
-        slow_to_beat(monkeypatch, holding, "45.0", lambda: other.enter_context(sole_attempt(second)))
+
+        class Slow(Heart):
+            """The first has claimed, and before its first beat the second one works."""
+
+            def __enter__(self) -> Heart:
+                if self.attempt == first.attempt:
+                    other.enter_context(sole_attempt(second))
+                return super().__enter__()
+
+        monkeypatch.setattr(holding, "Heart", Slow)
         with pytest.raises(UserError) as refused, sole_attempt(first):
             pytest.fail("two work at once")
         assert refused.value.exit_code is ExitCode.GIVE_BACK
@@ -197,31 +192,6 @@ def test_a_cancelled_process_has_ended(layout: RunLayout, monkeypatch: pytest.Mo
     with held(layout, "deaf") as process:
         left = refusal(lambda: list(queued_jobs.cancel_run(layout)))
         assert all(str(process.pid) in text for text in (left.what, str(left.advice)))
-
-
-def test_of_two_hosts_the_first_to_beat_goes_on(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ExitStack() as second:
-
-        def claims() -> None:
-            monkeypatch.setattr(ledger.socket, "gethostname", lambda: "second")
-            second.enter_context(claim_run(layout, 10.0))
-
-        slow_to_beat(monkeypatch, ledger, "first:", claims)
-        monkeypatch.setattr(ledger.socket, "gethostname", lambda: "first")
-        with pytest.raises(UserError, match="on second"), claim_run(layout, 10.0):
-            pytest.fail("two run the plan")
-
-
-def test_one_that_looked_too_early_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = iter([NO_BEAT])
-    earlier = {"_lives": lambda *_: False, "read_beat": lambda path: next(first, None) or read_beat(path)}
-    for number, looks in enumerate((earlier, {"_newest_claim": lambda _: (0, None)})):
-        layout = run_of(tmp_path / str(number))
-        with claim_run(layout, 10.0), monkeypatch.context() as patch:
-            for name, look in looks.items():
-                patch.setattr(ledger, name, look)
-            with pytest.raises(UserError, match="runs it already"), claim_run(layout, 10.0):
-                pytest.fail("two run the plan")
 
 
 @pytest.mark.parametrize("refused_since", [0, 2])

@@ -289,23 +289,6 @@ def another(folder: Path, name: str, seed: int = 1) -> RunLayout:
     return SyntheticRun(folder / name, replace(TINY, name=name, seed=seed)).write()
 
 
-def test_the_page_has_the_traces_of_the_run(run: RunLayout) -> None:
-    (found,) = runs_of(run.page.read_text())
-    evaluations = [f"evaluation of version {version} on aime24" for version in (0, 3)]
-    sources = list(dict.fromkeys(t["source"] for t in found["traces"]))
-    assert sources == ["rollouts of iteration 2", *evaluations, *(f"rollouts of iteration {i}" for i in range(2))]
-    first = next(trace for trace in found["traces"] if trace["source"] == evaluations[0])
-    assert first["episodes"][0].startswith("Wait, x=0: First, x=3: 2*x+4")
-    assert visible(HOSTILE) in first["episodes"][1]
-    assert first["rest"].startswith("\n</think>\n\n\\boxed{")
-    assert first["values"][0] == 0.25, "one of four branches is right there"
-    assert sum(count for _, right, count, _ in first["answers"][0] if right) == 1
-    assert sum(count for _, right, count, _ in first["answers"][0] if not right) == 3
-    per_problem = [(t["source"], t["problem"]) for t in found["traces"]]
-    assert max(map(per_problem.count, per_problem)) == 4
-    assert found["problems"][first["problem"]]["gold"]
-
-
 def test_the_page_has_faults_resumes_votes_and_progress_and_the_same_bytes_each_time(run: RunLayout) -> None:
     page = run.page.read_text()
     for told in (
