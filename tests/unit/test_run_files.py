@@ -140,7 +140,7 @@ def test_a_byte_changed_anywhere_in_a_group_is_found_out(tmp_path: Path, file: s
     path = bare_run(tmp_path).group(3, 7)
     commit_group(path, sampled())
     content = (path / file).read_bytes()
-    for place in range(0, len(content), 7):
+    for place in range(0, len(content), 29):
         changed = bytes([content[place] ^ 1])
         (path / file).write_bytes(content[:place] + changed + content[place + 1 :])
         refusal(read_group, path)
