@@ -1,7 +1,6 @@
 """Ways of evaluating, with a scripted server: what is asked, what is inserted, where the boundaries are."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,14 +23,12 @@ from mrt_hpc.modes.budget_forcing import BudgetForcing
 from mrt_hpc.modes.extrapolation import Extrapolation
 from mrt_hpc.modes.revision import HistoryConditioned, Linearised
 from mrt_hpc.modes.writer import Draft, Writer, paragraph_break, whole_paragraphs
-from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.sections import Prompt
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.parquet import read_records, write_records
 from mrt_hpc.run.records import FinishReason, Problem, Rollout
 from mrt_hpc.run.seeds import derive_seed
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "my_mode.py"
 TOKENIZER = build_tokenizer()
 TOKENS = TokenBytes(TOKENIZER)
 END = TOKENIZER.eos_token_id
@@ -182,19 +179,6 @@ def test_a_prompt_holds_the_last_attempts_of_the_window() -> None:
     shown = [[n for n in range(4) if f"x={n}" in TOKENS.text(t.start.context_ids[len(PROMPT) :])] for t in found]
     assert shown == [[], [0], [0, 1], [1, 2]]
     assert [t.sample for t in found] == [4, 5, 6, 7]
-
-
-def test_a_class_beside_the_recipe_is_a_way_of_evaluating(tmp_path: Path) -> None:
-    shutil.copy(EXAMPLE, tmp_path / "look_again.py")
-    (tmp_path / "mine.yaml").write_text("extends: quickstart\n")
-    own = benchmark('{type: "look_again:OneMoreLook", word: First}')
-    mode = load_recipe(tmp_path / "mine.yaml", (own,)).evaluation.benchmarks[0].mode
-    assert isinstance(mode, Mode)
-    server = Scripted(["x=3</think>3", ", x=7</think>\\boxed{7}"])
-    [trace] = traces(mode, server)
-    assert trace.text == "x=3\n\nFirst, x=7</think>\\boxed{7}"
-    assert inserted(trace) == ["\n\nFirst"]
-    assert (trace.answer_text, trace.counts) == ("\\boxed{7}", True)
 
 
 def benchmark(mode: str) -> str:

@@ -184,22 +184,6 @@ def own(beside: Path, named: str) -> Verifier:
     return verifier_of(recipe.problems, recipe.grading)
 
 
-def test_a_class_or_a_function_beside_the_recipe_grades_in_the_pool(beside: Path) -> None:
-    verifier = own(beside, "{type: of_the_user:LastLineChoice, choices: 3}")
-    assert verifier.extract("<think>B?</think>So it is\nAnswer: (c).", thinking=True) == "C"
-    assert verifier.extract("<think>Answer: B", thinking=True) is None
-    pairs = [("C", "c"), ("A", "C"), ("D", "C"), (None, "C"), ("  ", "C"), *((answer, ("a", "C")) for answer in "ACBD")]
-    with GraderPool(verifier, processes=1) as pool:
-        verdicts = grade_all(pool, pairs)
-    assert [verdict.reward for verdict in verdicts] == [1, 0, 0, 0, 0, 1, 1, 0, 0]
-    assert {verdict.status for verdict in verdicts[3:5]} == {VerdictStatus.NO_ANSWER}
-    verifier = own(beside, "of_the_user:same_words")
-    assert verifier.extract("</think>So \\boxed{Paris}", thinking=True) == "Paris"
-    with GraderPool(verifier, processes=1) as pool:
-        verdicts = grade_all(pool, [("Lyon paris", "Paris Lyon"), ("Paris", "Paris Lyon"), (None, "Paris")])
-    assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 0.0]
-
-
 def test_a_function_that_hangs_crashes_or_answers_neither_yes_nor_no_scores_nothing(
     beside: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
