@@ -1,4 +1,4 @@
-"""Classes that the package does not know, in a file beside the recipe: what is wrong with them, and what a run keeps."""
+"""Classes that the package does not know, in a file beside the recipe: their faults, and what a run keeps of them."""
 
 import os
 import shutil

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 from basics import ROOT
 from commands import typed
@@ -19,7 +18,6 @@ from small_weights import publish_models
 from synthetic_run import Shape, SyntheticRun
 from terminals import into_a_closed_pipe, on_a_terminal
 
-from mrt_hpc.cli.main import main
 from mrt_hpc.cli.terminal import echo_json
 from mrt_hpc.errors import ExitCode, visible, word
 from mrt_hpc.run.layout import RunLayout
@@ -227,29 +225,12 @@ def test_a_number_that_json_lacks_is_null(capsys: pytest.CaptureFixture[str]) ->
     assert printed.isascii()
 
 
-def test_traces_are_printed_without_what_draws_figures() -> None:
-    code = (
-        "import sys, mrt_hpc.roles.run_samples; sys.exit(any(m in sys.modules for m in ('matplotlib', 'scipy.stats')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
-
-
 def test_a_home_that_cannot_be_written_is_no_word_of_a_report(finished: RunLayout, tmp_path: Path) -> None:
     nowhere = {name: "/proc/nowhere" for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR")}
     command = [sys.executable, "-m", "mrt_hpc", "report", str(finished.root), "--page", str(tmp_path / "p.html")]
     own = {**os.environ, **nowhere, "MRT_HPC_SITE": "local", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=own, capture_output=True, text=True, check=True, timeout=120)
     assert (done.stdout, done.stderr) == (f"page: {tmp_path / 'p.html'}\n", "")
-
-
-def commands_of(group: click.Command) -> Iterator[click.Command]:
-    yield group
-    for command in getattr(group, "commands", {}).values():
-        yield from commands_of(command)
-
-
-def test_examples_stand_in_lines_of_their_own_in_every_help_page() -> None:
-    assert [command.name for command in commands_of(main) if re.search(r"(?m)^ *\\b$", command.help or "")] == []
 
 
 @pytest.mark.parametrize(
