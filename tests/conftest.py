@@ -113,6 +113,15 @@ def shared_data() -> Path:
     return path
 
 
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that all users of this machine can enter."""
+    from other_users import shared_folder
+
+    with shared_folder() as path:
+        yield path
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _yaml_is_parsed_once() -> Iterator[None]:
     """Parse each text once: the tests read the same recipes and sites ten thousand times, in 10 ms each. A text with a

@@ -42,11 +42,19 @@ def typed(*words: object, exits: int = 0, columns: int | str | None = None) -> R
 
 def in_a_process(*words: object, exits: int = 0, **environment: str) -> str:
     """The same in a process of its own, which holds the runs that it submits as long as it lives."""
-    own = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **environment}
-    command = [sys.executable, "-m", "mrt_hpc", *map(str, words)]
-    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False, timeout=180)
-    assert done.returncode == exits, done.stderr
+    done = python("-m", "mrt_hpc", *words, exits=exits, **environment)
     return done.stdout + done.stderr
+
+
+def python(
+    *words: object, cwd: Path | None = None, exits: int = 0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Python with these words in a process of its own, which has to end so."""
+    own = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **environment}
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, cwd=cwd, env=own, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == exits, done.stderr
+    return done
 
 
 def refusal(work: Callable[..., object], *arguments: Any) -> UserError:

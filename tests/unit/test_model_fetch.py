@@ -14,7 +14,7 @@ import huggingface_hub.constants as hub_constants
 import numpy as np
 import pytest
 from basics import QUICKSTART
-from commands import refusal, typed
+from commands import python, refusal, typed
 from hub_server import COMMIT, Faults, Repository, serving
 from huggingface_hub import scan_cache_dir, snapshot_download
 from ruamel.yaml import YAML
@@ -207,7 +207,7 @@ def test_the_cache_is_that_of_the_hub(variables: str, monkeypatch: pytest.Monkey
     for variable in variables.split():
         monkeypatch.setenv(*variable.split("="))
     script = "from huggingface_hub.constants import HF_HUB_CACHE; print(HF_HUB_CACHE)"
-    assert str(cache_directory()) == subprocess.check_output([sys.executable, "-c", script], text=True).strip()
+    assert str(cache_directory()) == python("-c", script).stdout.strip()
 
 
 def model(text: str) -> str:

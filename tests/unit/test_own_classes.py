@@ -1,14 +1,11 @@
 """Classes that the package does not know, in a file beside the recipe: their faults, and what a run keeps of them."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from basics import RECIPES, ROOT, TRAINER
-from commands import refusal, typed
+from commands import python, refusal, typed
 from ruamel.yaml import YAML
 from run_of import run_of, task_of
 from samples import rollout, sampled
@@ -183,9 +180,7 @@ def test_a_run_keeps_the_code_and_its_tasks_use_the_copy(recipe_file: Path, tmp_
     original.write_text(original.read_text() + "\n# another day\n")
     assert changed_modules(recipe, layout.code) == [original]
     original.unlink()
-    command = [sys.executable, "-c", READ, str(layout.recipe_lock)]
-    read = subprocess.check_output(command, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert read.split() == [str(layout.code / original.name), "0.5"]
+    assert python("-c", READ, layout.recipe_lock).stdout.split() == [str(layout.code / original.name), "0.5"]
     assert lock_text(recipe) == layout.recipe_lock.read_text()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from basics import ROOT
-from commands import typed
+from commands import in_a_process, python, typed
 from small_weights import publish_models
 from synthetic_run import Shape, SyntheticRun
 from terminals import into_a_closed_pipe, on_a_terminal
@@ -178,9 +178,7 @@ def test_a_narrow_terminal_loses_no_value(finished: RunLayout, data: Path, colum
 
 def test_a_terminal_without_utf_8_shows_curves_and_bars(finished: RunLayout) -> None:
     environment = {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0"}
-    command = [sys.executable, "-m", "mrt_hpc", "status", str(finished.root)]
-    own = {**os.environ, **environment, "PYTHONPATH": str(ROOT)}
-    said = subprocess.run(command, env=own, capture_output=True, text=True, check=True, timeout=60).stdout
+    said = in_a_process("status", finished.root, **environment)
     assert "\\u258" not in said
     assert re.search(r"reward +[_.,\-~=+#]{4} ", said)
 
@@ -199,8 +197,8 @@ start()
 
 
 def test_ctrl_c_while_the_program_loads_is_no_traceback() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+    done = python("-c", INTERRUPTED, exits=-signal.SIGINT)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_what_is_printed_for_programs_is_json(finished: RunLayout, tmp_path: Path) -> None:
@@ -227,10 +225,8 @@ def test_a_number_that_json_lacks_is_null(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_home_that_cannot_be_written_is_no_word_of_a_report(finished: RunLayout, tmp_path: Path) -> None:
     nowhere = {name: "/proc/nowhere" for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR")}
-    command = [sys.executable, "-m", "mrt_hpc", "report", str(finished.root), "--page", str(tmp_path / "p.html")]
-    own = {**os.environ, **nowhere, "MRT_HPC_SITE": "local", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=own, capture_output=True, text=True, check=True, timeout=120)
-    assert (done.stdout, done.stderr) == (f"page: {tmp_path / 'p.html'}\n", "")
+    said = in_a_process("report", finished.root, "--page", tmp_path / "p.html", MRT_HPC_SITE="local", **nowhere)
+    assert said == f"page: {tmp_path / 'p.html'}\n"
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,16 @@ import importlib
 import json
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from basics import QUICKSTART, ROOT
-from commands import refusal, typed
+from commands import python, refusal, typed
 from evaluated import BENCHMARK, commit_all, run_directory
-from other_users import ANOTHER, FIRST, ROOT_ONLY, SECOND, as_user, give_away, shared_folder
+from other_users import ANOTHER, FIRST, ROOT_ONLY, SECOND, as_user, give_away
 
 from mrt_hpc.attempt.ledger import record_site, record_submission, recorded_site, remember_site
 from mrt_hpc.backends.sites import chosen_site, find_site
@@ -86,12 +85,6 @@ class Planted:
         record_submission(self.layout, "prepare", "5", "x")
         entry = {"site": {"type": f"{self.module}:Place", "name": "x"}, "folder": str(self.layout.code)}
         (self.layout.jobs / "site-x.json").write_text(json.dumps(entry))
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    with shared_folder() as path:
-        yield path
 
 
 @pytest.fixture
@@ -374,6 +367,5 @@ def test_each_file_that_an_import_reads_is_looked_at(shared: Path) -> None:
 
 def test_a_child_imports_nothing_from_the_folder_that_the_command_was_typed_in(tmp_path: Path) -> None:
     (tmp_path / "mrt_hpc.py").write_text("raise SystemExit('imported')")
-    environment = {**os.environ, **import_path()}
-    subprocess.run([sys.executable, "-m", "mrt_hpc", "--version"], cwd=tmp_path, env=environment, check=True)
+    python("-m", "mrt_hpc", "--version", cwd=tmp_path, **import_path())
     assert "export PYTHONSAFEPATH=1\nexec " in srun_command(SlurmSite(name="x"), ["container", "check", "i.sif"])[-1]
