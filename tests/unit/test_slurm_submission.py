@@ -252,10 +252,9 @@ def test_the_end_of_a_task_comes_from_slurm(tmp_path: Path) -> None:
         assert task == ("7_3" if "SLURM_ARRAY_JOB_ID" in variables else "9")
 
 
-def test_what_srun_passes_on_and_who_may_start_a_job_again() -> None:
+def test_who_may_start_a_job_again() -> None:
     options = {Requeue.ALLOWED: ("requeue", True), Requeue.EXPEDITE: ("requeue", "expedite")}
     for requeue, option in {**options, Requeue.FORBIDDEN: ("no-requeue", True)}.items():
         site = BOX.model_copy(update={"requeue": requeue})
         parameters = sbatch_parameters(job(), site, RunLayout(Path("/run")), waited_for=False)
         assert option in parameters["additional_parameters"].items()
-        assert "--export=ALL" in parameters["srun_args"]

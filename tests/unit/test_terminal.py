@@ -76,12 +76,11 @@ def test_commands_write_through_one_exit() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_word_of_a_command_is_the_same_word_for_a_shell_and_can_be_seen(name: str) -> None:
-    said = subprocess.run(["bash", "-c", f"printf %s {word(name)}"], capture_output=True, check=True).stdout
-    assert said == os.fsencode(name)
-    assert visible(word(name)) == word(name)
-    assert word(name).isprintable()
+def test_words_of_a_command_are_the_same_words_for_a_shell_and_can_be_seen() -> None:
+    words = [word(name) for name in NAMES]
+    said = subprocess.run(["bash", "-c", rf"printf '%s\0' {' '.join(words)}"], capture_output=True, check=True).stdout
+    assert said.split(b"\0")[:-1] == [os.fsencode(name) for name in NAMES]
+    assert [one for one in words if visible(one) != one or not one.isprintable()] == []
 
 
 # -- names and texts of others
