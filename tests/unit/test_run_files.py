@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import samples
 from commands import refusal
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_of import bare_run, publish_some, read_events
 from samples import rollout
@@ -146,6 +146,7 @@ def test_a_byte_changed_anywhere_in_a_group_is_found_out(tmp_path: Path, file: s
         refusal(read_group, path)
 
 
+@settings(max_examples=30)
 @given(st.text(), st.lists(st.floats(allow_nan=False), max_size=5))
 def test_any_text_and_number_survives_a_file_of_records(text: str, logs: list[float]) -> None:
     record = dataclasses.replace(rollout("p", 0), text=text.encode("utf-8", "replace").decode(), logprobs=logs)

@@ -73,7 +73,7 @@ def test_the_variance_of_progress_of_what_has_none_or_an_unknown_one() -> None:
 def test_the_variance_of_progress_is_that_over_repeated_draws(sizes: tuple[int, int], common: bool) -> None:
     rng = np.random.default_rng(17)
     gains, told = [], []
-    for _ in range(20_000):
+    for _ in range(5_000):
         first, second = rng.random(sizes[0]), rng.random(sizes[1])
         if common:
             second[: min(sizes)] = first[: min(sizes)]
