@@ -222,6 +222,11 @@ def test_a_number_that_json_lacks_is_null(capsys: pytest.CaptureFixture[str]) ->
     assert printed.isascii()
 
 
+def test_traces_are_printed_without_what_draws_figures() -> None:
+    heavy = "any(module in sys.modules for module in ('matplotlib', 'scipy.stats'))"
+    python("-c", f"import sys, mrt_hpc.roles.run_samples; sys.exit({heavy})")
+
+
 def test_a_home_that_cannot_be_written_is_no_word_of_a_report(finished: RunLayout, tmp_path: Path) -> None:
     nowhere = {name: "/proc/nowhere" for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR")}
     said = in_a_process("report", finished.root, "--page", tmp_path / "p.html", MRT_HPC_SITE="local", **nowhere)
