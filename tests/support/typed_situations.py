@@ -127,12 +127,9 @@ ON_A_RUN = {
     for name in names
 }
 STATES = {
-    "explain: the limit of an array": Situation("explain 'a b' segment-000.trainer", waits("JobArrayTaskLimit"), 0),
     "explain: requeued too often": Situation(
         "explain 'a b'", both(waits("JobHoldMaxRequeue"), lambda s: s.run.log(f"{TRAINER}/13_0_log.out", "begun\n")), 0
     ),
-    "explain: a limit of jobs": Situation("explain 'a b'", waits("QOSMaxJobsPerUserLimit"), 0),
-    "explain: it can never start": Situation("explain 'a b'", waits("DependencyNeverSatisfied"), 0),
     "explain: all is done": Situation("explain 'a b'", lambda s: s.run.done(), 0),
     "explain: a task runs": Situation(
         "explain 'a b' segment-000.trainer",
@@ -144,9 +141,6 @@ STATES = {
         both(queue("13|RUNNING|1|None|node1"), state(TRAINER, TaskState.GAVE_BACK, "gave the nodes back: x")),
         0,
     ),
-    "explain: cancelled": Situation(
-        "explain 'a b'", both(queue(*QUEUED), lambda s: s.types("cancel", RUN), lambda s: s.run.queue()), 0
-    ),
     "explain: the recipe is lost": Situation(
         "explain 'a b'", lambda s: s.run.layout.recipe_lock.unlink(), 0, fills={"RUN": RUN, "RECIPE": "quickstart"}
     ),
@@ -154,14 +148,6 @@ STATES = {
         "report 'runs/c d'",
         lambda s: s.finished.forked_from.write_text("{"),
         by_hand=lambda s: s.finished.forked_from.unlink(),
-    ),
-    "explain: a stopped trainer and its incomplete report": Situation(
-        "explain 'a b'",
-        both(
-            state("report", TaskState.FAILED, "the report is incomplete: no weights\n  next:     mrt-hpc status RUN"),
-            state(TRAINER, TaskState.STOPPED, "stopped"),
-        ),
-        0,
     ),
     "explain: jobs of which the queue says nothing": Situation(
         "explain 'a b' segment-000.trainer", lambda s: s.run.unreached(), 0, lambda s: s.run.queue()
@@ -204,9 +190,6 @@ RECIPES = {
         by_hand=files(my_recipe__yaml="extends: quickstart\nalgorithm: {type: 'mine:LastEpisode'}\n"),
     ),
     "a copy of nothing": Situation("recipes copy zzzzzz"),
-    "a copy of a broken recipe": Situation(
-        "recipes copy open.yaml mine.yaml", files(open__yaml="{"), by_hand=files(open__yaml="extends: quickstart\n")
-    ),
     "a copy of a broken recipe of one's own": Situation(
         "recipes copy open --force",
         files(**{"recipes/open__yaml": "{"}),
@@ -215,7 +198,6 @@ RECIPES = {
     "init again": Situation("init mine", both(lambda s: s.patch.delenv(VARIABLE), lambda s: s.types("init", "mine"))),
     "doctor on a node of this machine": Situation("doctor --site local --on-node"),
     "an example with a slip": Situation("recipes copy example:my_metod"),
-    "no recipe": Situation("plan zzzzzz"),
     "a recipe and a run of one name": Situation(
         "plan quickstart", lambda s: shutil.copytree(s.run.layout.root, s.here / "quickstart")
     ),
@@ -240,9 +222,6 @@ SUBMISSIONS = {
     "submit": Situation("submit quickstart", exits=0),
     "submit a sweep": Situation("submit quickstart --sweep seed=0,1 --run family", exits=0),
     "a sweep of a run": Situation("submit 'a b' --sweep seed=0..1", fills={"RECIPE": "quickstart"}),
-    "a sweep of recipes": Situation(
-        "submit quickstart --sweep recipe=quickstart,mine.yaml", files(mine__yaml="extends: quickstart\nname: mine\n")
-    ),
     "a family with other fields": Situation("submit family --set seed=3", family),
     "a run with other data": Situation("submit 'a b' --data elsewhere"),
     "another learning rate": Situation("submit 'a b' --set training.learning_rate=0.5"),
@@ -271,10 +250,6 @@ SUBMISSIONS = {
     "too little memory": Situation(
         "submit quickstart --set resources.trainer.memory_gib=0.1", fills={"SETTING": "training.batching"}
     ),
-    "a job that Slurm refuses": Situation(
-        "submit quickstart", lambda s: s.run.command("sbatch", "echo 'error: invalid partition' >&2; exit 1")
-    ),
-    "a field that is none": Situation("plan quickstart --set training.lora.rank=3"),
     "fork": Situation("fork 'a b' --at last"),
     "fork with a model": Situation(
         "fork 'runs/c d' --at last --set model.path=x", fills={"DIR": f"{HERE}/{FINISHED}/weights/v000004"}
@@ -314,13 +289,7 @@ EVALUATIONS = {
     "compare one arm": Situation("compare --arm 'x=runs/c d'", another_seed, fills={"NAME=RUN,RUN": "y=runs/copy"}),
     "compare a model with itself": Situation("compare 'runs/c d@last' 'runs/c d@last'"),
     "compare no version": Situation("compare 'runs/c d@3' 'runs/c d@last'"),
-    "compare no such version": Situation("compare 'runs/c d@77'"),
-    "regret without values": Situation("analyze regret 'runs/c d'"),
     "regret of nothing": Situation("analyze regret 'a b'"),
-    "scaling without votes": Situation("analyze scaling 'runs/c d'"),
-    "votes": Situation("analyze votes 'runs/c d'"),
-    "extrapolate": Situation("analyze extrapolate 'runs/c d'"),
-    "attempts": Situation("analyze attempts 'runs/c d'"),
     "nothing in common": Situation("compare 'runs/c d@last' runs/held@last", held("held")),
     "samples without values": Situation("analyze regret runs/held", held("held", valued=False)),
     "samples without votes": Situation("analyze scaling runs/held", held("held", valued=False)),
@@ -340,7 +309,6 @@ EVALUATIONS = {
     ),
     "boundaries of another kind": Situation("analyze extrapolate runs/held", held("held"), told=NO_DATA),
     "a fork of an evaluation": Situation("fork runs/alone --at last", alone),
-    "an evaluation with another recipe": Situation("submit runs/alone --set evaluation.samples=99", alone),
     "check a class with an evaluation": Situation(
         "check mine:LastEpisode --run runs/alone",
         both(alone, lambda s: s.types("recipes", "copy", "example:my_method", "mine.py")),
