@@ -31,6 +31,7 @@ from mrt_hpc.run.fork_record import read_fork
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import verify
 from mrt_hpc.run.problems import omitted_file, read_problems, write_problems
+from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.weights import prune
 from mrt_hpc.submit.create import create_or_open
 from mrt_hpc.submit.origin import fork_of, forked_data
@@ -78,6 +79,34 @@ def test_a_run_with_a_constant_rate_gets_more_iterations_at_its_own_site(tmp_pat
     assert read_recipe_lock(layout.recipe_lock).schedule.iterations == read_plan(layout.plan).iterations == 30
     assert slurm.read_text().count("#SBATCH --account=mine") == len(submissions(layout)) - 1
     assert {one.site for one in submissions(layout)} == {"mycluster"}
+
+
+def test_a_finished_run_gets_more_iterations_and_its_report_again(tmp_path: Path, slurm: Path) -> None:
+    layout = run_of(tmp_path / "run", *CONSTANT)
+    submitted(layout)
+    plan = read_plan(layout.plan)
+    publish_models(layout, 0, plan.iterations)
+    layout.checkpoint(plan.iterations).mkdir(parents=True)
+    for job in plan.jobs:
+        for index in range(job.tasks):
+            write_task(layout, job.name, index, TaskRecord(TaskState.DONE))
+    typed("submit", layout.root, "--set", f"schedule.iterations={2 * plan.iterations}")
+    new = {job.name for job in read_plan(layout.plan).jobs} - {job.name for job in plan.jobs}
+    sent = [one.job for one in submissions(layout)][1:]
+    assert {*sent} == {*new, "segment-000.evaluation", "report"}, "the evaluations have no results"
+    assert len(sent) == slurm.read_text().count("#SBATCH --account=mine")
+
+
+def test_a_cosine_is_kept_once_it_has_begun(tmp_path: Path, slurm: Path) -> None:
+    layout = run_of(tmp_path / "run")
+    submitted(layout)
+    typed("submit", layout.root, "--set", "schedule.iterations=30")
+    assert slurm.exists()
+    publish_models(layout, 2)
+    refused = flat("submit", layout.root, "--set", "schedule.iterations=40", exits=2)
+    assert "with schedule: constant it could be changed" in refused
+    assert f"mrt-hpc fork {layout.root} --at last --set schedule.iterations=38" in refused, "a fork begins at 0"
+    assert "mrt-hpc fork" not in flat("submit", layout.root, "--set", "schedule.iterations=2", exits=2)
 
 
 def test_more_iterations_need_a_checkpoint_to_go_on_from(tmp_path: Path, slurm: Path) -> None:
