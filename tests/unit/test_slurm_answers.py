@@ -70,6 +70,23 @@ def test_an_answer_is_read(kind: str, case: dict[str, Any], tmp_path: Path, monk
         assert read(printed) == case["expected"]
 
 
+def test_a_cluster_with_accounting() -> None:
+    assert User.current().name and User.current().groups
+    found = RecordedSlurm().survey()
+    settings, partitions, qos = found.settings, found.partitions, found.qos
+    assert settings is not None and partitions is not None and qos is not None
+    assert (found.version_numbers, found.default_account, found.problems) == ((22, 5), "lab", {})
+    assert (settings.name, settings.max_array_size, settings.max_job_count) == ("onehost", 1001, 5000)
+    assert (settings.kill_wait_s, settings.requeues, settings.exempt_s) == (10, True, 0)
+    assert settings.enforced == {"associations", "limits", "qos"}
+    assert settings.has_accounting and settings.sends_user_signal and settings.allocates_memory and settings.propagates
+    assert [name for name, one in partitions.items() if one.is_default] == ["cpu"]
+    assert (partitions["gpu"].max_minutes, partitions["gpu"].gpu_nodes, partitions["preempt"].grace_s) == (2880, 4, 15)
+    assert [(one.account, one.qos) for one in found.associations or ()] == [("lab", ("lowly", "normal", "urgent"))]
+    assert qos["urgent"].preempts == ("lowly",)
+    assert (found.qos_of(None, None), found.qos_of("lab", "lowly")) == (qos["normal"], qos["lowly"])
+
+
 def test_what_is_missing_or_refuses_leaves_the_rest() -> None:
     plain = RecordedSlurm("plain").survey()  # sacctmgr has no text: asking it would fail
     assert (plain.associations, plain.qos, plain.default_account) == (None, None, None)
