@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from basics import EVALUATION
-from commands import recipe, typed
+from commands import recipe, refusal, typed
 
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.backends.local.site import LocalSite
@@ -15,7 +15,7 @@ from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.evaluate.asked_models import models_asked
 from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe
 from mrt_hpc.plan import hours as plan_hours
-from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.compile import compile_plan, evaluation_plan
 from mrt_hpc.plan.hours import (
     ExpectedHours,
     Throughput,
@@ -103,6 +103,18 @@ def evaluation(place: Path, *overrides: str, names: tuple[str, ...] = ("small-1.
         (place / name / "config.json").write_text("{}")
     asked = models_asked([str(place / name) for name in names])
     return evaluation_recipe(asked, "paper_20", overrides, data=place)
+
+
+def test_an_evaluation_on_its_own_is_counted_by_its_problems(tmp_path: Path) -> None:
+    """872 problems of five benchmarks in shards of an eighth, 20 samples of 1,000 tokens each, for two models."""
+    two = evaluation(tmp_path, LENGTHS[0], "resources.evaluation.gpus=2", names=("a", "b"))
+    plan = evaluation_plan(two, LocalSite())
+    fewer = refusal(evaluation_plan, two, SlurmSite(name="x", max_submit_jobs=50))
+    assert fewer.advice == "--set evaluation.problem_shards=4", "40 tasks, and two more jobs"
+    hours = expected_hours(plan, two, RATES)["evaluation"]
+    assert plan.jobs[1].tasks == 2 * 5 * 8
+    assert hours.hours == pytest.approx((180 + (30 + 30 + 40 + 272 + 500) / 5 / 8 * 20) / 3600)
+    assert hours.gpu_hours == pytest.approx(80 * 2 * hours.hours)
 
 
 def test_whole_nodes_are_counted_as_they_are_charged_and_filled_where_that_is_cheaper() -> None:
