@@ -3,10 +3,11 @@
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from canned_queue import CannedRun, canned_run
 from submitted import age
-from synthetic_run import Shape, SyntheticRun
+from synthetic_run import made_up_metrics
 
 from mrt_hpc.attempt.ledger import record_submission
 from mrt_hpc.run.events import EventKind
@@ -30,9 +31,9 @@ def many_tasks(root: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
         f"evaluation.benchmarks=[{benchmarks}]",
         "resources.inference.tasks=8",
     )
-    source = SyntheticRun(root / "measured", Shape(ITERATIONS, ITERATIONS, problems=1, paragraphs=1))
+    random = np.random.default_rng(0)
     for iteration in range(ITERATIONS // 2):
-        source._metrics(iteration).write(run.layout.metrics(iteration))
+        made_up_metrics(iteration, ITERATIONS, random).write(run.layout.metrics(iteration))
     run.layout.weights_version(ITERATIONS // 2).mkdir(parents=True)
     queued, jobs = [], run.plan.jobs
     for number, job in enumerate(jobs):

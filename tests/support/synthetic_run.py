@@ -56,6 +56,34 @@ class Shape:
     seed: int = 0
 
 
+def made_up_metrics(iteration: int, iterations: int, random: np.random.Generator) -> IterationMetrics:
+    """What a run of so many iterations measures of one."""
+    done, noise = iteration / iterations, float(random.normal(0, 0.03))
+    return IterationMetrics(
+        iteration=iteration,
+        reward_mean=0.4 + 0.2 * done + noise,
+        tokens_per_rollout=6000 - 1500 * done + 9000 * noise,
+        seconds={phase: 20.0 * (1 + n) + 100 * abs(noise) for n, phase in enumerate(Phase)},
+        wall_seconds=500.0,
+        sampling_seconds=200.0,
+        problems=8,
+        rollouts=32,
+        generated_tokens=190_000,
+        progress_by_episode=tuple((0.2 + noise) / (1 + j) + 0.05 * done * j for j in range(EPISODES)),
+        progress_error=0.3 - 0.1 * done + noise / 4,
+        signal_share=0.6 + noise,
+        truncated_share=0.2 - 0.1 * done,
+        answered_share=0.8 + 0.1 * done,
+        quality={"well_formed": 0.9 + noise / 3, "right_checks": 0.8 + noise},
+        loss=0.01 + noise,
+        grad_norm=0.2 + abs(noise),
+        learning_rate=1e-6 * (1 - done),
+        entropy=0.5 - 0.1 * done + noise / 3,
+        kl_reference=0.002 * done,
+        mismatch_mean=1.0 + noise / 100,
+    )
+
+
 class SyntheticRun:
     def __init__(self, root: Path, shape: Shape) -> None:
         self.shape, self.random = shape, np.random.default_rng(shape.seed)
@@ -71,7 +99,7 @@ class SyntheticRun:
     def write(self) -> RunLayout:
         self.tokenizer.save_pretrained(self.layout.weights_version(0))
         for iteration in range(self.shape.iterations):
-            self._metrics(iteration).write(self.layout.metrics(iteration))
+            made_up_metrics(iteration, self.shape.iterations, self.random).write(self.layout.metrics(iteration))
         for iteration in (0, round((self.shape.iterations - 1) / 2), self.shape.iterations - 1):
             self._groups(iteration)
         for version in range(0, self.shape.iterations + 1, self.shape.evaluated_every):
@@ -82,32 +110,6 @@ class SyntheticRun:
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def _metrics(self, iteration: int) -> IterationMetrics:
-        done, noise = iteration / self.shape.iterations, float(self.random.normal(0, 0.03))
-        return IterationMetrics(
-            iteration=iteration,
-            reward_mean=0.4 + 0.2 * done + noise,
-            tokens_per_rollout=6000 - 1500 * done + 9000 * noise,
-            seconds={phase: 20.0 * (1 + n) + 100 * abs(noise) for n, phase in enumerate(Phase)},
-            wall_seconds=500.0,
-            sampling_seconds=200.0,
-            problems=8,
-            rollouts=32,
-            generated_tokens=190_000,
-            progress_by_episode=tuple((0.2 + noise) / (1 + j) + 0.05 * done * j for j in range(EPISODES)),
-            progress_error=0.3 - 0.1 * done + noise / 4,
-            signal_share=0.6 + noise,
-            truncated_share=0.2 - 0.1 * done,
-            answered_share=0.8 + 0.1 * done,
-            quality={"well_formed": 0.9 + noise / 3, "right_checks": 0.8 + noise},
-            loss=0.01 + noise,
-            grad_norm=0.2 + abs(noise),
-            learning_rate=1e-6 * (1 - done),
-            entropy=0.5 - 0.1 * done + noise / 3,
-            kl_reference=0.002 * done,
-            mismatch_mean=1.0 + noise / 100,
-        )
 
     def _groups(self, iteration: int) -> None:
         problems = read_problems(self.layout.train_data)

@@ -114,6 +114,7 @@ class Situation(NamedTuple):
     by_hand: Callable[[Scene], object] = nothing
     fills: Mapping[str, str] = {}
     told: str = ""  # what is said where a command is refused, with its own next step; data that is fetched on a network
+    shows: str = ""  # what the command prints
 
 
 @dataclass

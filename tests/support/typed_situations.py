@@ -127,12 +127,9 @@ ON_A_RUN = {
     for name in names
 }
 STATES = {
-    "explain: the limit of an array": Situation("explain 'a b' segment-000.trainer", waits("JobArrayTaskLimit"), 0),
     "explain: requeued too often": Situation(
         "explain 'a b'", both(waits("JobHoldMaxRequeue"), lambda s: s.run.log(f"{TRAINER}/13_0_log.out", "begun\n")), 0
     ),
-    "explain: a limit of jobs": Situation("explain 'a b'", waits("QOSMaxJobsPerUserLimit"), 0),
-    "explain: it can never start": Situation("explain 'a b'", waits("DependencyNeverSatisfied"), 0),
     "explain: all is done": Situation("explain 'a b'", lambda s: s.run.done(), 0),
     "explain: a task runs": Situation(
         "explain 'a b' segment-000.trainer",
@@ -144,9 +141,6 @@ STATES = {
         both(queue("13|RUNNING|1|None|node1"), state(TRAINER, TaskState.GAVE_BACK, "gave the nodes back: x")),
         0,
     ),
-    "explain: cancelled": Situation(
-        "explain 'a b'", both(queue(*QUEUED), lambda s: s.types("cancel", RUN), lambda s: s.run.queue()), 0
-    ),
     "explain: the recipe is lost": Situation(
         "explain 'a b'", lambda s: s.run.layout.recipe_lock.unlink(), 0, fills={"RUN": RUN, "RECIPE": "quickstart"}
     ),
@@ -155,39 +149,24 @@ STATES = {
         lambda s: s.finished.forked_from.write_text("{"),
         by_hand=lambda s: s.finished.forked_from.unlink(),
     ),
-    "explain: a stopped trainer and its incomplete report": Situation(
-        "explain 'a b'",
-        both(
-            state("report", TaskState.FAILED, "the report is incomplete: no weights\n  next:     mrt-hpc status RUN"),
-            state(TRAINER, TaskState.STOPPED, "stopped"),
-        ),
-        0,
-    ),
     "explain: jobs of which the queue says nothing": Situation(
         "explain 'a b' segment-000.trainer", lambda s: s.run.unreached(), 0, lambda s: s.run.queue()
     ),
 }
 LOOKS = {
-    "status --watch into a pipe": Situation("status 'a b' --watch"),
-    "status of no run": Situation("status nowhere"),
-    "status of a folder of runs": Situation("status runs"),
     "status of a folder in a run": Situation("status 'a b/tasks'"),
     "status of a family that lacks a run": Situation(
         "status family", lambda s: family(s, lacks=True), 0, fills={"RECIPE": "quickstart"}
     ),
     "runs": Situation("runs .", exits=0),
     "no runs": Situation("runs empty", lambda s: (s.here / "empty").mkdir(), 0, fills={"DIR": "runs"}),
-    "explain a job with a slip": Situation("explain 'a b' segment-000.traner"),
-    "explain a task that is none": Situation("explain 'a b' segment-000.inference[9]"),
     "logs that are not there": Situation("logs 'a b' evaluation"),
     "logs of the server alone": Situation(
         "logs 'a b' inference --server", lambda s: s.run.log(f"{INFERENCE}/12_0_log.out", "begun\n")
     ),
-    "logs": Situation("logs 'runs/c d' trainer"),
     "logs of a run that has ended": Situation("logs 'a b' --follow", lambda s: s.run.done(), 0),
     "traces that are wrong": Situation("traces 'runs/c d' --wrong", exits=0),
     "more traces": Situation("traces 'runs/c d' -n 1", exits=0),
-    "traces of no iteration": Situation("traces 'runs/c d' --iteration 77"),
     "traces of a run that sampled nothing": Situation("traces 'a b'"),
     "traces of no version": Situation("traces 'runs/c d' --evaluation 77"),
     "cost of nothing": Situation("cost 'a b'", exits=0),
@@ -198,7 +177,6 @@ LOOKS = {
     ),
     "fields with a slip": Situation("fields trainnig"),
     "fields of a type": Situation("fields algorithm.mrt_onlin"),
-    "no such field": Situation("fields my_method"),
     "fields as pages": Situation("fields training --markdown pages", lambda s: (s.here / "pages").mkdir()),
 }
 RECIPES = {
@@ -211,11 +189,7 @@ RECIPES = {
         exits=0,
         by_hand=files(my_recipe__yaml="extends: quickstart\nalgorithm: {type: 'mine:LastEpisode'}\n"),
     ),
-    "a copy with a slip": Situation("recipes copy quikstart"),
     "a copy of nothing": Situation("recipes copy zzzzzz"),
-    "a copy of a broken recipe": Situation(
-        "recipes copy open.yaml mine.yaml", files(open__yaml="{"), by_hand=files(open__yaml="extends: quickstart\n")
-    ),
     "a copy of a broken recipe of one's own": Situation(
         "recipes copy open --force",
         files(**{"recipes/open__yaml": "{"}),
@@ -224,29 +198,15 @@ RECIPES = {
     "init again": Situation("init mine", both(lambda s: s.patch.delenv(VARIABLE), lambda s: s.types("init", "mine"))),
     "doctor on a node of this machine": Situation("doctor --site local --on-node"),
     "an example with a slip": Situation("recipes copy example:my_metod"),
-    "a recipe with a slip": Situation("plan quikstart"),
-    "no recipe": Situation("plan zzzzzz"),
-    "a run with a slip": Situation("plan runs/rum"),
     "a recipe and a run of one name": Situation(
         "plan quickstart", lambda s: shutil.copytree(s.run.layout.root, s.here / "quickstart")
     ),
-    "a site profile as a recipe": Situation("plan site.yaml"),
-    "a suite as a recipe": Situation("plan suite.yaml"),
     "a shape as a recipe": Situation("plan shapes/one_gpu", fills={"RECIPE": "mrt_online"}),
     "a recipe of a shape": Situation("plan one_gpu/mrt_online"),
     "a copy of a shape": Situation("recipes copy one_gpu one.yaml", exits=0),
     "a broken shape": Situation(
         "plan mrt_online --shape one.yaml", files(one__yaml="gpus: [\n"), by_hand=files(one__yaml="gpus: 1\n")
     ),
-    "an empty recipe": Situation(
-        "plan empty.yaml", files(empty__yaml=""), by_hand=files(empty__yaml="extends: quickstart\n")
-    ),
-    "a broken recipe": Situation(
-        "plan open.yaml",
-        files(open__yaml="extends: quickstart\ntraining: {\n"),
-        by_hand=files(open__yaml="extends: quickstart\ntraining: {}\n"),
-    ),
-    "a site with a slip": Situation("plan quickstart --site nowhere"),
     "a broken site": Situation(
         "plan quickstart --site odd.yaml", files(odd__yaml="type: [\n"), by_hand=files(odd__yaml="type: local\n")
     ),
@@ -262,17 +222,11 @@ SUBMISSIONS = {
     "submit": Situation("submit quickstart", exits=0),
     "submit a sweep": Situation("submit quickstart --sweep seed=0,1 --run family", exits=0),
     "a sweep of a run": Situation("submit 'a b' --sweep seed=0..1", fills={"RECIPE": "quickstart"}),
-    "two runs": Situation("submit 'a b' 'runs/c d'"),
-    "a sweep of recipes": Situation(
-        "submit quickstart --sweep recipe=quickstart,mine.yaml", files(mine__yaml="extends: quickstart\nname: mine\n")
-    ),
     "a family with other fields": Situation("submit family --set seed=3", family),
-    "a run with another directory": Situation("submit 'a b' --run elsewhere"),
     "a run with other data": Situation("submit 'a b' --data elsewhere"),
     "another learning rate": Situation("submit 'a b' --set training.learning_rate=0.5"),
     "another learning rate of a finished run": Situation("submit 'runs/c d' --set training.learning_rate=0.5"),
     "more iterations of a finished run": Situation("submit 'runs/c d' --set schedule.iterations=300"),
-    "fewer iterations": Situation("submit 'runs/c d' --set schedule.iterations=3"),
     "another suite": Situation("submit 'a b' --set evaluation.suite=small_world"),
     "a run that is queued with other values": Situation(
         "submit 'a b' --set schedule.iterations=9", queue(*QUEUED, "12|PENDING|N/A|Priority|")
@@ -296,12 +250,7 @@ SUBMISSIONS = {
     "too little memory": Situation(
         "submit quickstart --set resources.trainer.memory_gib=0.1", fills={"SETTING": "training.batching"}
     ),
-    "a job that Slurm refuses": Situation(
-        "submit quickstart", lambda s: s.run.command("sbatch", "echo 'error: invalid partition' >&2; exit 1")
-    ),
-    "a field that is none": Situation("plan quickstart --set training.lora.rank=3"),
     "fork": Situation("fork 'a b' --at last"),
-    "fork at no version": Situation("fork 'runs/c d' --at 77"),
     "fork with a model": Situation(
         "fork 'runs/c d' --at last --set model.path=x", fills={"DIR": f"{HERE}/{FINISHED}/weights/v000004"}
     ),
@@ -320,7 +269,6 @@ LIFE = {
         "clean 'runs/c d'", lambda s: s.write(f"{FINISHED}/set_aside/x/reason.txt", "no")
     ),
     "clean": Situation("clean 'runs/c d' --yes", lambda s: s.write(f"{FINISHED}/set_aside/x/reason.txt", "no"), 0),
-    "sync of a finished run": Situation("sync 'runs/c d'"),
     "sync of a run without W&B": Situation("sync 'a b'"),
     "regrade": Situation("regrade runs/held", both(site("local"), held("held")), 0),
     "regrade what is queued": Situation("regrade 'a b'", both(site("local"), queue(*QUEUED))),
@@ -336,20 +284,12 @@ EVALUATIONS = {
         both(held("held"), held("late"), lambda s: shutil.rmtree(s.here / "runs/late/evals/v000020")),
     ),
     "eval with a suite with a slip": Situation("eval 'runs/c d' --suite smal_world"),
-    "eval of nothing": Situation("eval nowhere --suite small_world"),
     "compare a run that is not evaluated": Situation("compare 'a b'"),
     "compare one model": Situation("compare 'runs/c d@last'"),
     "compare one arm": Situation("compare --arm 'x=runs/c d'", another_seed, fills={"NAME=RUN,RUN": "y=runs/copy"}),
     "compare a model with itself": Situation("compare 'runs/c d@last' 'runs/c d@last'"),
     "compare no version": Situation("compare 'runs/c d@3' 'runs/c d@last'"),
-    "compare no such version": Situation("compare 'runs/c d@77'"),
-    "compare with no benchmark": Situation("compare 'runs/c d' --benchmark none"),
-    "regret without values": Situation("analyze regret 'runs/c d'"),
     "regret of nothing": Situation("analyze regret 'a b'"),
-    "scaling without votes": Situation("analyze scaling 'runs/c d'"),
-    "votes": Situation("analyze votes 'runs/c d'"),
-    "extrapolate": Situation("analyze extrapolate 'runs/c d'"),
-    "attempts": Situation("analyze attempts 'runs/c d'"),
     "nothing in common": Situation("compare 'runs/c d@last' runs/held@last", held("held")),
     "samples without values": Situation("analyze regret runs/held", held("held", valued=False)),
     "samples without votes": Situation("analyze scaling runs/held", held("held", valued=False)),
@@ -369,7 +309,6 @@ EVALUATIONS = {
     ),
     "boundaries of another kind": Situation("analyze extrapolate runs/held", held("held"), told=NO_DATA),
     "a fork of an evaluation": Situation("fork runs/alone --at last", alone),
-    "an evaluation with another recipe": Situation("submit runs/alone --set evaluation.samples=99", alone),
     "check a class with an evaluation": Situation(
         "check mine:LastEpisode --run runs/alone",
         both(alone, lambda s: s.types("recipes", "copy", "example:my_method", "mine.py")),
@@ -380,21 +319,130 @@ EVALUATIONS = {
     "more samples than there are": Situation("compare 'runs/c d' --measure pass@99"),
 }
 DATA = {
-    "data check of nothing": Situation(
-        "data check nowhere.jsonl",
-        files(source__jsonl='{"problem": "1+1", "answer": "2"}\n'),
-        fills={"SOURCE": "source.jsonl"},
-    ),
     "data check with no verifier": Situation(
         "data check x.jsonl --verifier none", files(x__jsonl='{"problem": "1"}\n')
     ),
     "data prepare": Situation(
         "data prepare source.jsonl 'a b.jsonl'", files(source__jsonl='{"problem": "1+1", "answer": "2"}\n'), exits=0
     ),
-    "data fetch of nothing": Situation("data fetch nothing"),
     "data fetch --list": Situation("data fetch --list", exits=0),
     "data fetch without a name": Situation("data fetch"),
     "data prepare of no hub name": Situation("data prepare hub:x out.jsonl", told="the hub cannot be reached"),
-    "model fetch of no name": Situation("model fetch nothing"),
 }
-EVERY = {**ON_A_RUN, **STATES, **LOOKS, **RECIPES, **SUBMISSIONS, **LIFE, **EVALUATIONS, **DATA}
+MISTAKEN = {
+    "n.yaml": "name: x\n",
+    "empty.yaml": "",
+    "list.yaml": "- 1\n",
+    "open.yaml": "training: {\n",
+    "binary.yaml": "\x00\x01",
+    "bad field.yaml": "extends: quickstart\ntraning: {}\n",
+    "loop.yaml": "extends: loop.yaml\n",
+    "data.jsonl": '{"question": "1+1"}\n',
+    "good.jsonl": '{"problem": "1+1", "answer": "2"}\n',
+    "semicolons.csv": "Nr;Aufgabe;Loesung\n1;2;3\n",
+    "odd.yaml": "type: slurm\nname: odd\npartitions: {cpu: a}\nsbatch: {time: 3}\n",
+    "raises.py": "def judged(answer, gold):\n    assert answer != 'foo'\n    return answer == gold\n",
+    "raises.yaml": "extends: quickstart\ndata: {type: small_world, split: train, verifier: {type: 'raises:judged'}}\n",
+}
+"""Files in which something is wrong, and some that are right."""
+MISTAKES = {
+    "plan nothere.yaml": "a name that mrt-hpc recipes list shows",
+    "plan folder": "not a run directory",
+    "plan site.yaml": "this is a site profile, and no recipe",
+    "plan suite.yaml": "this is a suite, and no recipe",
+    "plan empty.yaml": "holds no fields",
+    "plan list.yaml": "holds no fields",
+    "plan open.yaml": "not YAML",
+    "plan binary.yaml": "YAML",
+    "plan 'bad field.yaml'": "training is the nearest",
+    "plan loop.yaml": "circle",
+    "plan quikstart": "quickstart is the nearest",
+    "plan quickstart --set training.learning_rat=1": "learning_rate is the nearest",
+    "plan quickstart --set x": "not an override",
+    "plan quickstart --site nowhere": "there is no such site profile",
+    "plan quickstart --site odd.yaml": "sbatch.time: wrong value",
+    "plan runs/rum": "runs/c d is the nearest",
+    "submit quickstart --run n.yaml": "no directory",
+    "submit quickstart --set data.problems=100000": "100000",
+    "status runs": "one of runs/c d",
+    "status nowhere": "not a run directory",
+    "explain 'runs/c d' segment-000.traner": "segment-000.trainer is the nearest",
+    "explain 'runs/c d' segment-000.inference[9]": "no such task",
+    "logs 'runs/c d' trainer": "no such log",
+    "traces 'runs/c d' --iteration 77": "77",
+    "traces 'runs/c d' --problem none": "none",
+    "cost runs": "one of runs/c d",
+    "compare 'runs/c d'@9": "no such weights version",
+    "compare 'runs/c d' --benchmark none": "none",
+    "compare nowhere": "not a run directory",
+    "analyze regret 'runs/c d' --benchmark none": "none",
+    "eval 'runs/c d' --suite nowhere": "there is no such suite",
+    "report nowhere": "not a run directory",
+    "report 'runs/c d' --page /proc/x.html": "/proc/x.html",
+    "fork 'runs/c d' --at 99": "99",
+    "cancel nowhere": "not a run directory",
+    "sync 'runs/c d'": "trained without W&B",
+    "fields my_method": "no such field",
+    "recipes copy quikstart": "quickstart is the nearest",
+    "data check nowhere.jsonl": "nowhere.jsonl",
+    "data prepare data.jsonl out.jsonl": "answer",
+    "data prepare semicolons.csv out.jsonl": "--delimiter",
+    "data fetch nothing": "mrt-hpc data fetch",
+    "judge foo 3 --recipe nothere": "there is no such recipe",
+    "submit quickstart --sweep seed": "no sweep",
+    "submit quickstart --sweep recipe=quickstart,sft_suffix": "no sweep",
+    "submit 'runs/c d' --run elsewhere": "a run is continued in its own directory",
+    "submit 'runs/c d' 'runs/c d'": "one run is continued at a time",
+    "submit 'runs/c d' --set schedule.iterations=3": "4 iterations are done already",
+    "logs nowhere": "not a run directory",
+    "traces nowhere": "not a run directory",
+    "cost nowhere": "not a run directory",
+    "clean nowhere": "not a run directory",
+    "regrade nowhere --site local": "not a run directory",
+    "sync nowhere": "not a run directory",
+    "status 'runs/c d' --watch": "needs a terminal",
+    "doctor --site nowhere": "there is no such site profile",
+    "doctor --recipe quikstart": "quickstart is the nearest",
+    "init a/b": "a/b",
+    "container check nothere.sif": " not ",
+    "model fetch nothing": "nothing",
+    "check no_module:Class --run 'runs/c d'": "no_module",
+    "fork nowhere --at last": "not a run directory",
+    "eval nowhere --suite small_world": "nowhere",
+    "judge 3 3 --recipe empty.yaml": "holds no fields",
+}
+"""What users mistype, and what they are told."""
+
+
+def mistaken(scene: Scene) -> None:
+    for name, text in MISTAKEN.items():
+        scene.write(name, text)
+    (scene.here / "folder").mkdir()
+
+
+def mended(scene: Scene) -> None:
+    """What the user edits, where a file is wrong."""
+    for name in MISTAKEN:
+        if name.endswith(".yaml"):
+            scene.write(name, "extends: quickstart\n")
+    scene.write("odd.yaml", "type: slurm\nname: odd\npartitions: {cpu: a}\n")
+
+
+def mistake(words: str) -> Situation:
+    by_hand = mended if any(name in words for name in MISTAKEN) else nothing
+    return Situation(words, mistaken, 2, by_hand, {"SOURCE": "good.jsonl"}, NO_DATA, MISTAKES[words])
+
+
+SHOWN = {
+    "a role in place of a job": Situation("explain 'runs/c d' trainer", exits=0, shows="segment-000.trainer"),
+    "a copy of a run": Situation("compare 'runs/c d' runs/copy", copied, 0, shows="copies of one run"),
+    "an answer for which a verifier fails": Situation(
+        "judge foo 3 --recipe raises.yaml", mistaken, 0, shows="verdict:  wrong"
+    ),
+    "a gold answer for which a verifier fails": Situation(
+        "judge 3 foo --recipe raises.yaml", mistaken, by_hand=mended, shows="gold answer with itself"
+    ),
+}
+
+MISTYPED = {words: mistake(words) for words in MISTAKES}
+EVERY = {**ON_A_RUN, **STATES, **LOOKS, **RECIPES, **SUBMISSIONS, **LIFE, **EVALUATIONS, **DATA, **SHOWN, **MISTYPED}

@@ -5,7 +5,6 @@ import errno
 import json
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 from commands import refusal
 from torch._C._distributed_c10d import PrefixStore
 
-from mrt_hpc.errors import UserError
 from mrt_hpc.training.accelerator import backend
 from mrt_hpc.training.folder_store import FolderStore
 from mrt_hpc.training.rank_messages import _error, _record
@@ -59,25 +57,10 @@ def test_ranks_meet_below_a_folder_that_hands_its_group_on(address: Path) -> Non
     assert _find_folder(address, SHORT) == address.with_name("folder")
 
 
-def test_what_one_rank_writes_into_the_folder_the_others_read(tmp_path: Path) -> None:
-    """Through C++, as process groups use a store."""
-    stores = [FolderStore(tmp_path, timedelta(seconds=20)) for _ in range(2)]
-    ours, theirs = (PrefixStore("0//cpu", store) for store in stores)
-    with ThreadPoolExecutor(1) as beside:
-        waits = beside.submit(theirs.get, "an address / of ä")
-        ours.set("an address / of ä", "a value / of ü")
-        assert waits.result(20) == "a value / of ü".encode()
-    assert theirs.check(["an address / of ä"])
-    assert not theirs.check(["an address / of ä", "another"])
-    assert [store.add("count", amount) for store, amount in ((ours, 1), (theirs, 2), (ours, 0))] == [1, 3, 3]
-    assert ours.clone().get("an address / of ä") == theirs.get("an address / of ä")
-
-
 def test_a_key_that_does_not_come_is_told_with_its_folder(tmp_path: Path) -> None:
     store = FolderStore(tmp_path, SHORT)
     assert refusal(store.get, "rank_1").where == tmp_path
-    with pytest.raises(UserError, match="rank_1"):
-        PrefixStore("0", store).wait(["rank_1"], SHORT)
+    assert "rank_1" in str(refusal(PrefixStore("0", store).wait, ["rank_1"], SHORT))
 
 
 def test_messages_cross_by_gloo_so_that_a_rank_that_waits_leaves_its_gpu_idle(monkeypatch: pytest.MonkeyPatch) -> None:

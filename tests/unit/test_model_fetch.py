@@ -14,7 +14,7 @@ import huggingface_hub.constants as hub_constants
 import numpy as np
 import pytest
 from basics import QUICKSTART
-from commands import refusal, typed
+from commands import python, refusal, typed
 from hub_server import COMMIT, Faults, Repository, serving
 from huggingface_hub import scan_cache_dir, snapshot_download
 from ruamel.yaml import YAML
@@ -193,21 +193,31 @@ def test_names_of_models() -> None:
     assert hub_models.hub_model_of(f"/a/datasets--lab--m/snapshots/{COMMIT}") is None
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        "HF_HUB_CACHE=/a/hub HF_HOME=/b", "HUGGINGFACE_HUB_CACHE=/c HF_HOME=/b",
-        "HF_HOME=$SCRATCH/hf SCRATCH=/s XDG_CACHE_HOME=/x", "XDG_CACHE_HOME=/x", "HOME=/home/me",
-        "HOME=/home/me HF_HOME=~/hf",
-    ],
-)  # fmt: skip
-def test_the_cache_is_that_of_the_hub(variables: str, monkeypatch: pytest.MonkeyPatch) -> None:
+VARIABLES = [
+    "HF_HUB_CACHE=/a/hub HF_HOME=/b", "HUGGINGFACE_HUB_CACHE=/c HF_HOME=/b",
+    "HF_HOME=$SCRATCH/hf SCRATCH=/s XDG_CACHE_HOME=/x", "XDG_CACHE_HOME=/x", "HOME=/home/me",
+    "HOME=/home/me HF_HOME=~/hf",
+]  # fmt: skip
+CACHES = """
+import importlib, os, sys
+from huggingface_hub import constants
+for variables in sys.argv[1:]:
+    given = dict(variable.split("=") for variable in variables.split())
+    os.environ.update(given)
+    print(importlib.reload(constants).HF_HUB_CACHE)
+    for name in given:
+        del os.environ[name]
+"""
+
+
+def test_the_cache_is_that_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    for variable in variables.split():
-        monkeypatch.setenv(*variable.split("="))
-    script = "from huggingface_hub.constants import HF_HUB_CACHE; print(HF_HUB_CACHE)"
-    assert str(cache_directory()) == subprocess.check_output([sys.executable, "-c", script], text=True).strip()
+    for variables, cache in zip(VARIABLES, python("-c", CACHES, *VARIABLES).stdout.splitlines(), strict=True):
+        with monkeypatch.context() as patch:
+            for variable in variables.split():
+                patch.setenv(*variable.split("="))
+            assert str(cache_directory()) == cache, variables
 
 
 def model(text: str) -> str:

@@ -131,8 +131,7 @@ NAN = bytes.fromhex("0000c07f")
 )  # fmt: skip
 def test_weights_whose_header_contradicts_itself_are_refused_and_never_finite(content: bytes, model: Path) -> None:
     (model / WEIGHTS).write_bytes(content)
-    with pytest.raises(UserError, match="damaged"):
-        check_safetensors(model / WEIGHTS, "model.path")
+    assert "damaged" in str(refusal(check_safetensors, model / WEIGHTS, "model.path"))
     with pytest.raises(DamagedError):
         refuse_not_finite(model)
 
@@ -153,8 +152,7 @@ def test_weights_of_every_number_format_are_taken(model: Path) -> None:
 def test_the_templates_of_the_recipe_stand_in_for_the_models_and_are_checked_for_it(model: Path) -> None:
     own = model.parent / "template.jinja"
     own.write_text(CLOSED)
-    with pytest.raises(UserError, match="closes the thought"):
-        submit(model, f"evaluation.prompt.chat_template={own}")
+    assert "closes the thought" in str(refusal(submit, model, f"evaluation.prompt.chat_template={own}"))
     change(TOKENIZER, chat_template=None)(model)
     own.write_text(TEMPLATE)
     submit(model, f"prompt.chat_template={own}")
@@ -184,8 +182,7 @@ def test_a_model_without_room_for_a_way_of_evaluating_is_refused_by_submit(model
     benchmark = f"{{name: b, problems: {{type: small_world, problems: 4}}, max_tokens: 1000, mode: {mode}}}"
     how = f"evaluation={{prover: {{type: forced_answer, max_tokens: 30}}, benchmarks: [{benchmark}]}}"
     change(CONFIG, max_position_embeddings=64 + tokens + 29)(model)
-    with pytest.raises(UserError, match=f"sequences of {64 + tokens + 30:,} tokens"):
-        submit(model, how)
+    assert f"sequences of {64 + tokens + 30:,} tokens" in str(refusal(submit, model, how))
     change(CONFIG, max_position_embeddings=64 + tokens + 30)(model)
     submit(model, how)
 

@@ -1,7 +1,6 @@
 """Ways of evaluating, with a scripted server: what is asked, what is inserted, where the boundaries are."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,15 +23,12 @@ from mrt_hpc.modes.budget_forcing import BudgetForcing
 from mrt_hpc.modes.extrapolation import Extrapolation
 from mrt_hpc.modes.revision import HistoryConditioned, Linearised
 from mrt_hpc.modes.writer import Draft, Writer, paragraph_break, whole_paragraphs
-from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.sections import Prompt
-from mrt_hpc.roles.evaluation_summary import stage_rewards
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.parquet import read_records, write_records
 from mrt_hpc.run.records import FinishReason, Problem, Rollout
 from mrt_hpc.run.seeds import derive_seed
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "my_mode.py"
 TOKENIZER = build_tokenizer()
 TOKENS = TokenBytes(TOKENIZER)
 END = TOKENIZER.eos_token_id
@@ -162,18 +158,6 @@ def test_one_thought_is_cut_at_every_budget() -> None:
     assert unclosed.text == "x=3" + FORCED + "7}"
 
 
-def test_with_extend_the_end_of_the_thought_is_suppressed_up_to_the_largest_budget() -> None:
-    server = Scripted(["x=3\n\n</think>", ", x=4\n\n</think>", ", x=5" * 9, "7}", "8}"])
-    mode = BudgetForcing(budgets=(3, 14), extend=True, words=("Wait", "First"), forced_text=FORCED)
-    _, last = traces(mode, server)
-    assert last.boundaries == [0, 3, 14]
-    assert last.text.startswith("x=3\n\nWait, x=4\n\nFirst, x=5")
-    assert inserted(last) == ["Wait", "First", FORCED]
-    assert "</think>" not in last.text.partition(FORCED)[0]
-    left = [14 - len(ids(before)) for before in ("", "x=3\n\nWait", "x=3\n\nWait, x=4\n\nFirst")]
-    assert [request.settings.max_tokens for request in server.asked[:3]] == left
-
-
 def test_the_second_attempt_sees_the_first_which_is_closed_where_it_was_cut() -> None:
     for attempt, mode, turn in (
         ("x=3</think>3", HistoryConditioned(backtrack="Again"), "x=3</think>3<|end|>\nAgain\n<think>\n"),
@@ -195,19 +179,6 @@ def test_a_prompt_holds_the_last_attempts_of_the_window() -> None:
     shown = [[n for n in range(4) if f"x={n}" in TOKENS.text(t.start.context_ids[len(PROMPT) :])] for t in found]
     assert shown == [[], [0], [0, 1], [1, 2]]
     assert [t.sample for t in found] == [4, 5, 6, 7]
-
-
-def test_a_class_beside_the_recipe_is_a_way_of_evaluating(tmp_path: Path) -> None:
-    shutil.copy(EXAMPLE, tmp_path / "look_again.py")
-    (tmp_path / "mine.yaml").write_text("extends: quickstart\n")
-    own = benchmark('{type: "look_again:OneMoreLook", word: First}')
-    mode = load_recipe(tmp_path / "mine.yaml", (own,)).evaluation.benchmarks[0].mode
-    assert isinstance(mode, Mode)
-    server = Scripted(["x=3</think>3", ", x=7</think>\\boxed{7}"])
-    [trace] = traces(mode, server)
-    assert trace.text == "x=3\n\nFirst, x=7</think>\\boxed{7}"
-    assert inserted(trace) == ["\n\nFirst"]
-    assert (trace.answer_text, trace.counts) == ("\\boxed{7}", True)
 
 
 def benchmark(mode: str) -> str:
@@ -251,10 +222,3 @@ def test_records_without_inserted_tokens_are_written_as_before_and_read_again(tm
     assert read_records(usual, Rollout) == [plain]
     assert read_records(special, Rollout) == [plain, forced]
     assert (plain.sampled_tokens, forced.sampled_tokens, plain.counts, forced.counts) == (3, 1, True, True)
-
-
-def test_each_stage_has_its_accuracy() -> None:
-    """Two samples of two rounds: the first round is right once, the second twice."""
-    found = [rollout(n, reward, stage=n % 2, stages=2) for n, reward in enumerate([0.0, 1.0, 1.0, 1.0])]
-    assert stage_rewards(found, Linearised(rounds=2).stages) == {"round 1": {"p": 0.5}, "round 2": {"p": 1.0}}
-    assert stage_rewards(found, ("answer",)) == {}

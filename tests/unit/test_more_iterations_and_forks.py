@@ -1,16 +1,13 @@
 """More iterations for a run, and new runs that begin with weights of another: from the run directory alone."""
 
 import json
-import os
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from basics import QUICKSTART, executable
-from canned_queue import CannedRun
-from commands import commands_first, typed
+from commands import commands_first, refusal, typed
 from run_of import RECIPES, bare_run, forget_claims, run_of
 from slurm_texts import squeue_prints
 from small_weights import publish_models
@@ -168,8 +165,7 @@ def test_the_same_fork_continues_and_another_is_refused(tmp_path: Path, slurm: P
 def test_a_fork_that_cannot_be_is_refused(tmp_path: Path, at: str, option: tuple[str, ...], told: str) -> None:
     layout = run_of(tmp_path / "run")
     publish_models(layout, 0, 2)
-    with pytest.raises(UserError, match=told):
-        fork_of(layout, at, option, lambda name: tmp_path / name)
+    assert told in str(refusal(fork_of, layout, at, option, lambda name: tmp_path / name))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -182,8 +178,7 @@ def test_weights_that_are_damaged_or_removed_meanwhile_leave_no_run(tmp_path: Pa
         create_or_open(new.root, new.recipe, compile_plan(new.recipe, LocalSite()), origin=new.origin)
     assert refused.value.where == layout.weights_version(2)
     assert not new.root.exists()
-    with pytest.raises(UserError):
-        fork_of(layout, "last", (), lambda name: tmp_path / name)
+    refusal(fork_of, layout, "last", (), lambda name: tmp_path / name)
 
 
 def lines(*answers: str) -> str:
@@ -316,30 +311,3 @@ def test_an_evaluation_goes_on_by_its_directory_until_a_file_has_changed(tmp_pat
     )
     (mine / "config.json").write_text("{}")
     assert str(mine) in typed("submit", other.root, exits=2).stderr
-
-
-@pytest.mark.parametrize(
-    ("damage", "fact"),
-    [
-        (lambda layout: layout.root.chmod(0o777), "others can write"),
-        (lambda layout: layout.plan.unlink(), "not a run directory"),
-        (lambda layout: layout.recipe_lock.write_text("recipe: [1]"), "holds no recipe"),
-        (lambda layout: CannedRun(layout, layout.root).claim(os.getppid()), str(os.getppid())),
-    ],
-)
-def test_a_run_that_cannot_go_on_is_refused_by_its_directory(
-    tmp_path: Path, damage: Callable[[RunLayout], None], fact: str
-) -> None:
-    layout = run_of(tmp_path / "run")
-    damage(layout)
-    assert fact in typed("submit", layout.root, exits=2).stderr
-
-
-def test_a_bare_name_of_a_recipe_and_of_a_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = tmp_path / "runs"
-    run_of(runs / "quickstart", "seed=3")
-    monkeypatch.chdir(runs)
-    assert "mrt-hpc plan ./quickstart" in typed("plan", "quickstart", exits=2).stderr
-    assert f"Run directory: {runs / 'quickstart'}" in typed("plan", "./quickstart").output
-    monkeypatch.chdir(tmp_path)
-    assert "mrt-hpc plan runs/quickstart\n" in typed("plan", "runs/quickstrat", exits=2).stderr

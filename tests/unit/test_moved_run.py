@@ -1,10 +1,7 @@
 """A run directory that is moved while tasks write to it: its old place stays empty, and it goes on at the new one."""
 
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,12 +12,11 @@ from mrt_hpc.attempt.ledger import claim_run, record_submission
 from mrt_hpc.attempt.ranks import start_ranks
 from mrt_hpc.backends.local.backend import LocalRun, run_plan
 from mrt_hpc.backends.local.site import LocalSite
-from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import Plan, Role
 from mrt_hpc.roles.tracking import EventFile
 from mrt_hpc.run.events import EventKind, EventLog
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.leases import Heart, Holder, Observer, group_leases
+from mrt_hpc.run.leases import Holder, Observer, group_leases
 from mrt_hpc.run.manifest import commit_whole
 from mrt_hpc.run.quarantine import set_aside
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
@@ -70,27 +66,6 @@ def test_nothing_is_written_where_a_moved_run_was(layout: RunLayout, write: Call
     assert (str(refused.where), "mrt-hpc submit NEWPATH" in str(refused.advice)) == (str(layout.root), True)
     assert not layout.root.exists()
     write(moved)
-
-
-def test_a_run_that_is_moved_at_any_moment_is_never_made_again(layout: RunLayout) -> None:
-    """Writers go on until the move refuses them; they may meet the moment itself, which the system refuses."""
-    end = time.monotonic() + 60
-
-    def write_on(name: str) -> None:
-        with pytest.raises(UserError):
-            while time.monotonic() < end:
-                with suppress(FileNotFoundError):
-                    WRITERS[name](layout)
-
-    with Heart(layout.heart("a", 0), "1", 0.05), ThreadPoolExecutor(4) as pool:
-        writers = [pool.submit(write_on, name) for name in ("state", "event", "lease", "job")]
-        moved = move(layout)
-        for writer in writers:
-            writer.result()
-        for _ in range(50):
-            refusal(WRITERS["event"], layout)
-    assert not layout.root.exists()
-    WRITERS["event"](moved)
 
 
 def test_the_command_that_runs_a_moved_run_ends_and_another_goes_on_at_the_new_place(layout: RunLayout) -> None:

@@ -27,12 +27,6 @@ ENDINGS = st.builds(
 )  # fmt: skip
 
 
-def too_short(ending: Ending) -> bool:
-    """Whether the time limit came while a task worked that had finished nothing, which is a failure."""
-    asked = ending.kind is EndKind.RETURNED and ending.worked and ending.near_limit
-    return bool(asked and not ending.progressed)
-
-
 @given(RECORDS, ENDINGS)
 def test_what_is_done_stays_done(record: TaskRecord, ending: Ending) -> None:
     done = replace(record, state=TaskState.DONE)
@@ -49,25 +43,6 @@ def test_each_end_of_each_state_has_one_next_state(record: TaskRecord, ending: E
         assert (after.attempt, after.awaited) == (MINE, ending.awaited)
     else:
         assert after == record or (after.state, after.attempt) == (TaskState.FAILED, record.attempt)
-
-
-@given(RECORDS, ENDINGS)
-def test_the_number_of_failures_falls_by_progress_alone(record: TaskRecord, ending: Ending) -> None:
-    after = next_state(record, ending)
-    assert after.failures >= record.failures or ending.progressed
-    assert after.failures <= record.failures + 1
-
-
-@given(RECORDS, ENDINGS.filter(lambda ending: ending.kind not in (EndKind.FAILED, EndKind.FATAL)))
-def test_an_attempt_that_was_interrupted_is_no_failure(record: TaskRecord, ending: Ending) -> None:
-    if not too_short(ending):
-        assert next_state(record, ending).failures <= record.failures
-
-
-@given(RECORDS, ENDINGS)
-def test_a_preemption_that_is_recorded_ends_no_task_however_often_it_comes(record: TaskRecord, ending: Ending) -> None:
-    stopped = replace(ending, kind=EndKind.STOPPED)
-    assert next_state(replace(record, state=TaskState.RUNNING), stopped).state is TaskState.STOPPED
 
 
 @given(st.lists(ENDINGS, min_size=1), st.integers(0, 5))

@@ -6,38 +6,31 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from threading import Barrier
-from types import ModuleType
 
 import pytest
 from basics import TRAINER
-from commands import recipe, refusal, typed
+from commands import refusal, typed
 from run_of import run_of, task_of
 
-from mrt_hpc.attempt import ledger
 from mrt_hpc.attempt import sole_attempt as holding
 from mrt_hpc.attempt.entry import run_task
 from mrt_hpc.attempt.ledger import LOCAL, LocalProcess, claim_run, local_process
 from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.attempt.sole_attempt import sole_attempt
 from mrt_hpc.backends import queued_jobs
-from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm.after_srun import AttemptOutcome
 from mrt_hpc.backends.slurm.after_srun import main as after_srun
 from mrt_hpc.errors import ExitCode, UserError
-from mrt_hpc.plan.compile import compile_plan
-from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import BEATS_A_LIMIT, NO_BEAT, Beat, Heart, read_beat
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
-from mrt_hpc.submit.create import create_or_open
-from mrt_hpc.submit.renewal import is_renewed, renew
 
 LIMIT_S = 0.5
 
@@ -91,22 +84,19 @@ def test_a_killed_one_is_taken_over(layout: RunLayout, looks: list[Path], left: 
         assert len(looks) == 1, "the end is written whatever ends the attempt"
 
 
-def slow_to_beat(patch: pytest.MonkeyPatch, module: ModuleType, attempt: str, meanwhile: Callable[[], object]) -> None:
-    """An attempt that has claimed, and before its first beat another one works."""
-
-    class Slow(Heart):
-        def __enter__(self) -> Heart:
-            if self.attempt.startswith(attempt):
-                meanwhile()
-            return super().__enter__()
-
-    patch.setattr(module, "Heart", Slow)
-
-
 def test_one_that_beats_too_late_is_refused(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (task_of(layout, TRAINER, attempt=attempt) for attempt in ("45.0", "47.0"))
     with ExitStack() as other:
-        slow_to_beat(monkeypatch, holding, "45.0", lambda: other.enter_context(sole_attempt(second)))
+
+        class Slow(Heart):
+            """The first has claimed, and before its first beat the second one works."""
+
+            def __enter__(self) -> Heart:
+                if self.attempt == first.attempt:
+                    other.enter_context(sole_attempt(second))
+                return super().__enter__()
+
+        monkeypatch.setattr(holding, "Heart", Slow)
         with pytest.raises(UserError) as refused, sole_attempt(first):
             pytest.fail("two work at once")
         assert refused.value.exit_code is ExitCode.GIVE_BACK
@@ -204,31 +194,6 @@ def test_a_cancelled_process_has_ended(layout: RunLayout, monkeypatch: pytest.Mo
         assert all(str(process.pid) in text for text in (left.what, str(left.advice)))
 
 
-def test_of_two_hosts_the_first_to_beat_goes_on(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ExitStack() as second:
-
-        def claims() -> None:
-            monkeypatch.setattr(ledger.socket, "gethostname", lambda: "second")
-            second.enter_context(claim_run(layout, 10.0))
-
-        slow_to_beat(monkeypatch, ledger, "first:", claims)
-        monkeypatch.setattr(ledger.socket, "gethostname", lambda: "first")
-        with pytest.raises(UserError, match="on second"), claim_run(layout, 10.0):
-            pytest.fail("two run the plan")
-
-
-def test_one_that_looked_too_early_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = iter([NO_BEAT])
-    earlier = {"_lives": lambda *_: False, "read_beat": lambda path: next(first, None) or read_beat(path)}
-    for number, looks in enumerate((earlier, {"_newest_claim": lambda _: None})):
-        layout = run_of(tmp_path / str(number))
-        with claim_run(layout, 10.0), monkeypatch.context() as patch:
-            for name, look in looks.items():
-                patch.setattr(ledger, name, look)
-            with pytest.raises(UserError, match="runs it already"), claim_run(layout, 10.0):
-                pytest.fail("two run the plan")
-
-
 @pytest.mark.parametrize("refused_since", [0, 2])
 def test_a_process_on_another_host_is_known_by_its_heart(layout: RunLayout, refused_since: int) -> None:
     """Also where others have claimed since, and were refused."""
@@ -241,20 +206,3 @@ def test_a_process_on_another_host_is_known_by_its_heart(layout: RunLayout, refu
         pass
     with Heart(heart, holder.name, 1000.0), claim_run(layout, 0.3):
         assert read_beat(layout.heart(LOCAL, 2 + refused_since)) != NO_BEAT
-
-
-def test_other_resources_are_taken_over_and_another_experiment_is_not(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="more problems than there are"):
-        run_of(tmp_path / "run", "data.problems=31")
-    assert list(tmp_path.iterdir()) == []
-    layout = run_of(tmp_path / "run")
-    assert not is_renewed(layout, recipe("quickstart"), compile_plan(recipe("quickstart"), LocalSite()))
-    more = recipe("quickstart", "resources.inference.tasks=4", "resilience.retries=7")
-    plan = compile_plan(more, LocalSite())
-    assert create_or_open(layout.root, more, plan) == layout
-    assert is_renewed(layout, more, plan)
-    renew(layout, more, plan)
-    assert read_recipe_lock(layout.recipe_lock) == more
-    assert not is_renewed(layout, more, plan)
-    with pytest.raises(UserError, match=r"training\.learning_rate"):
-        run_of(layout.root, "training.learning_rate=1e-3")

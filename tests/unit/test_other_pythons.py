@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from basics import ROOT, resources
-from commands import in_a_process
+from commands import in_a_process, python
 
 from mrt_hpc.backends.slurm.parameters import sbatch_parameters
 from mrt_hpc.backends.slurm.site import SlurmSite
@@ -29,9 +29,8 @@ def test_a_command_takes_no_package_of_pythonpath(shadow: Path, tmp_path: Path) 
     printed = in_a_process("doctor", "--site", "local", "--run", tmp_path / "run", exits=0, PYTHONPATH=named)
     assert "another Python" not in printed
     program = "from mrt_hpc.run.process import forget_other_pythons as f; f(); import os, numpy; print(os.environ)"
-    own = {**os.environ, "PYTHONPATH": named}
-    done = subprocess.run([sys.executable, "-c", program], env=own, capture_output=True, text=True, check=True)
-    assert str(shadow) not in done.stdout and str(ROOT) in done.stdout, "children have the folder of this package only"
+    told = python("-c", program, PYTHONPATH=named).stdout
+    assert str(shadow) not in told and str(ROOT) in told, "children have the folder of this package only"
 
 
 def test_a_task_takes_no_package_of_a_setup_line(shadow: Path, tmp_path: Path) -> None:

@@ -1,29 +1,19 @@
-"""An algorithm and a prover that the package does not know: one file beside the recipe, named there."""
+"""Classes that the package does not know, in a file beside the recipe: their faults, and what a run keeps of them."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from basics import RECIPES, ROOT, TRAINER
-from commands import refusal, typed
+from commands import python, refusal, typed
 from ruamel.yaml import YAML
 from run_of import run_of, task_of
 from samples import rollout, sampled
 
-from mrt_hpc.algorithms.base import RolloutAlgorithm
-from mrt_hpc.algorithms.batch import Batch
 from mrt_hpc.domains.base import grader_digest
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import ExitCode
-from mrt_hpc.inference.traces import BoundaryPlan
-from mrt_hpc.provers.base import GradedBoundary
-from mrt_hpc.recipe.base import require_kind
-from mrt_hpc.recipe.kinds import ALGORITHMS
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import lock_text
 from mrt_hpc.recipe.user_code import changed_modules, own_code
@@ -45,19 +35,6 @@ def recipe_file(tmp_path: Path) -> Path:
     yaml.default_flow_style = False
     yaml.dump(recipe, tmp_path / "mine.yaml")
     return tmp_path / "mine.yaml"
-
-
-def test_a_recipe_names_a_method_that_is_learnt_and_a_prover_that_values_a_boundary(recipe_file: Path) -> None:
-    recipe = load_recipe(recipe_file)
-    assert (type(recipe.algorithm).__name__, type(recipe.prover).__name__) == ("LastEpisode", "Cautious")
-    assert recipe.algorithm.type.endswith(":LastEpisode")
-    assert recipe.algorithm.cost(recipe, 0).sampled > 0
-    assert not any("method" in where for where in ALGORITHMS.built_in.values()), "the package names none of them"
-    batch = Batch([rollout("p", 0)], [{0: 0.4, 1: 1.0}], [], "", np.zeros(0), [])
-    (sequence,) = require_kind(recipe.algorithm, RolloutAlgorithm).learnt(batch).sequences
-    assert sequence.advantages == pytest.approx([0.8] * 3), "the reward less half of the value before the last episode"
-    estimator = sys.modules[type(recipe.prover).__module__].CautiousMean(branches=None, count=2)  # nothing is asked
-    assert estimator.estimate(GradedBoundary(BoundaryPlan(0, 0, 0.0), [], [])).value == 0.5
 
 
 def test_an_advantage_that_is_not_a_number_is_refused_with_its_place(recipe_file: Path, tmp_path: Path) -> None:
@@ -203,9 +180,7 @@ def test_a_run_keeps_the_code_and_its_tasks_use_the_copy(recipe_file: Path, tmp_
     original.write_text(original.read_text() + "\n# another day\n")
     assert changed_modules(recipe, layout.code) == [original]
     original.unlink()
-    command = [sys.executable, "-c", READ, str(layout.recipe_lock)]
-    read = subprocess.check_output(command, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert read.split() == [str(layout.code / original.name), "0.5"]
+    assert python("-c", READ, layout.recipe_lock).stdout.split() == [str(layout.code / original.name), "0.5"]
     assert lock_text(recipe) == layout.recipe_lock.read_text()
 
 

@@ -87,14 +87,6 @@ def test_a_shared_row_has_every_prefix_once_and_every_path(ids: list[list[int]])
         assert path[len(path) - own :].tolist() == list(range(end - own, end))
 
 
-@given(IDS, st.data())
-def test_positions_are_counted_without_a_row(ids: list[list[int]], data: st.DataObject) -> None:
-    found = sequences(ids)
-    some = data.draw(st.lists(st.sampled_from(range(len(ids))), unique=True)) if ids else []
-    assert found.positions(found.places(some)) == nodes([ids[i] for i in some])
-    assert found.run_positions(slice(0, len(ids))) == nodes(ids) if ids else True
-
-
 @given(IDS, st.integers(1, 4), st.integers(1, 100))
 def test_shared(ids: list[list[int]], world_size: int, max_tokens: int) -> None:
     """The budget is one of shared positions, and sharing never adds any."""

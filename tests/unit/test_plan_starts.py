@@ -86,15 +86,18 @@ def test_a_start_is_found_in_the_words_of_each_version(at: str, tmp_path: Path, 
         ("exit 0", "nothing", 5),
         ("exit 3", "exit code 3", 5),
         (said("sbatch: error: Unable to contact slurm controller (connect failure)", 1), "Unable to contact slurm", 1),
+        (said(f"sbatch: error: {NO_NODES}", 1), NO_NODES, 5),
+        (said("sbatch: error: AssocMaxSubmitJobLimit", 1), "AssocMaxSubmitJobLimit", 5),
+        (said("sbatch: unrecognized option --test-only", 1), "unrecognized option --test-only", 5),
         ("exec sleep 600", "sbatch did not answer", 1),
         ("", "sbatch was not found", 0),
     ],
 )
-def test_an_answer_without_a_time(
+def test_an_answer_without_a_time_is_shown(
     answer: str, shown: str, questions: int, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is shown once for all jobs. Each kind may be accepted where another is refused; Slurm that cannot be reached
-    is asked once.
+    """It is shown once for all jobs, and stops no submission. Each kind may be accepted where another is refused; Slurm
+    that cannot be reached is asked once.
     """
     if answer:
         sbatch(folder, answer)
@@ -104,6 +107,10 @@ def test_an_answer_without_a_time(
     assert not answer or len((folder / "calls").read_text().splitlines()) == questions
     assert (one.at, sorted(one.jobs)) == (None, sorted(job.name for job in PLAN.jobs))
     assert one.answer.startswith(shown)
+    lines: list[str] = []
+    refuse_untaken(PLAN.jobs, SITE, RunLayout(tmp_path / "run"), lines.append)
+    assert (one.is_taken is True) == (not lines) == (shown == "nothing" or "Unknown" in shown)
+    assert all("whether Slurm takes prepare" in line and "is not known" in line for line in lines)
 
 
 QOS = ("Invalid qos specification", "site profile cluster, {} jobs: qos: long")
@@ -125,26 +132,6 @@ def test_a_refusal_names_the_line_of_the_profile_and_no_job_is_sent(
     refused = refusal(refuse_untaken, PLAN.jobs, site, RunLayout(tmp_path / "run"), print)
     assert (str(refused.value), refused.where) == (found[0].answer, "sbatch --test-only")
     assert set((folder / "calls").read_text().split()) == {"--test-only"}
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        said(f"sbatch: error: {NO_NODES}", 1),
-        said("sbatch: error: AssocMaxSubmitJobLimit", 1),
-        said("sbatch: unrecognized option --test-only", 1),
-        said("sbatch: error: Unable to contact slurm controller (connect failure)", 1),
-        "exec sleep 600",
-    ],
-)
-def test_what_says_nothing_of_the_request_is_shown_and_stops_no_submission(
-    answer: str, tmp_path: Path, folder: Path
-) -> None:
-    """Nodes that are down, a full queue, no controller, and no answer in time."""
-    sbatch(folder, answer)
-    shown: list[str] = []
-    refuse_untaken(PLAN.jobs, SITE, RunLayout(tmp_path / "run"), shown.append)
-    assert "whether Slurm takes prepare" in shown[0] and "is not known" in shown[0]
 
 
 def test_an_option_that_sbatch_does_not_know_is_named_with_its_line(tmp_path: Path, folder: Path) -> None:

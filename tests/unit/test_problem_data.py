@@ -48,17 +48,6 @@ def test_a_wrong_line_is_named_and_so_is_a_missing_or_empty_file(tmp_path: Path)
         assert [word for word in ["line 2", *facts] if word not in refused] == []
 
 
-@given(seed=st.integers(0, 99), iteration=st.integers(0, 30), count=st.integers(1, 10))
-def test_a_draw_repeats_no_problem_and_a_pass_meets_each_once(seed: int, iteration: int, count: int) -> None:
-    drawn = draw_problems(PROBLEMS, seed, iteration, count)
-    assert len({p.id for p in drawn}) == count
-    assert drawn == draw_problems(PROBLEMS, seed, iteration, count), "the same every time"
-    whole = [p.id for i in range(len(PROBLEMS) // count) for p in draw_problems(PROBLEMS, seed, i, count)]
-    assert len(whole) == len({*whole})
-    more = draw_problems(PROBLEMS, seed, 0, 25)
-    assert {more.count(problem) for problem in PROBLEMS} == {2, 3}, "more than there are repeat them evenly"
-
-
 @given(seed=st.integers(0, 99), size=st.integers(1, 40), data=st.data())
 def test_each_pass_holds_each_problem_once_also_where_windows_lie_across_two(
     seed: int, size: int, data: st.DataObject
@@ -69,6 +58,12 @@ def test_each_pass_holds_each_problem_once_also_where_windows_lie_across_two(
     drawn = [*chain(*windows)]
     for first in range(0, len(drawn) - size, size):
         assert sorted(drawn[first : first + size]) == list(range(size))
+    assert windows[0] == draw_indices(size, seed, 0, count), "the same every time"
+
+
+def test_more_problems_than_there_are_repeat_them_evenly() -> None:
+    drawn = draw_problems(PROBLEMS, 3, 0, 25)
+    assert {drawn.count(problem) for problem in PROBLEMS} == {2, 3}
 
 
 def test_shares_are_disjoint_and_complete() -> None:

@@ -1,7 +1,6 @@
 """Where the Python of the tasks lacks what they import: a submission refuses it beforehand, and a task says it."""
 
 import importlib
-import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +22,6 @@ from mrt_hpc.cluster.doctor.situation import Situation
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Role
-from mrt_hpc.run.process import run_program
 from mrt_hpc.submit.submission import objections_to
 
 
@@ -54,16 +52,6 @@ def test_a_look_reads_what_a_site_prints_in_another_encoding() -> None:
     assert look_at_python([sys.executable], setup=[in_latin_1, f"{in_latin_1} >&2"]).python
     with pytest.raises(PythonLookError, match="charg\N{REPLACEMENT CHARACTER}"):
         look_at_python(["false"], setup=[f"{in_latin_1} >&2"])
-
-
-def test_what_pythonpath_holds_for_other_pythons_is_not_taken(tmp_path: Path) -> None:
-    """In a process of its own: this one has imported numpy. The folder has an empty package of that name."""
-    (tmp_path / "numpy").mkdir()
-    (tmp_path / "numpy" / "__init__.py").touch()
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    for words in (("doctor",), ("plan", "quickstart")):
-        done = run_program([sys.executable, "-m", "mrt_hpc", *words], 120, environment)
-        assert done.returncode == ExitCode.OK, done.stderr
 
 
 def test_a_look_names_the_setup_line_that_failed_and_what_is_not_of_the_environment(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from basics import QUICKSTART, RECIPES, ROOT
-from commands import recipe, refusal, typed
+from commands import recipe, refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -204,12 +204,6 @@ def test_a_base_in_another_folder_names_its_files_as_it_does_alone(write: Callab
     assert shorten_folder(tmp_path / "bases" / "..") == tmp_path
 
 
-def test_plan_refuses_a_wrong_recipe_and_says_what_a_right_one_lacks() -> None:
-    assert "submit will refuse" in typed("plan", RECIPES / "mrt_online.yaml").output, "no error, but said"
-    for wrong in ("training.lerning_rate=1", "schedule={iterations: 100000, iterations_per_job: 1}"):
-        assert "jobs" not in typed("plan", QUICKSTART, "--set", wrong, exits=2).stdout.split()
-
-
 def test_data_are_found_beside_the_recipe_or_else_in_the_users_folder_and_never_in_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,11 +318,6 @@ def test_a_misfit_shows_the_value_and_an_option_that_removes_it() -> None:
         assert repr(refused.value) == value
         assert str(refused.advice).startswith(f"--set {fits}, or ")
         recipe("small_world/grpo", *changes, fits)
-
-
-def test_a_length_curriculum_holds_from_its_stage_on() -> None:
-    schedule = recipe("small_world/length_curriculum").schedule
-    assert [schedule.max_tokens(i, 999) for i in (0, 6, 7, 13, 14, 19)] == [96, 96, 160, 160, 256, 256]
 
 
 def test_aliases_of_aliases_are_refused_before_they_fill_the_memory(tmp_path: Path) -> None:

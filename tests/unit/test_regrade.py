@@ -14,7 +14,6 @@ from mrt_hpc.analysis.number_formats import DASH
 from mrt_hpc.analysis.report.content import RunRecord
 from mrt_hpc.analysis.report.result_sections import results
 from mrt_hpc.analysis.rows import summarise_evaluation
-from mrt_hpc.evaluate import regrade
 from mrt_hpc.evaluate.regrade import regrade_run
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.evaluation_summary import summary_of
@@ -74,27 +73,6 @@ def test_the_command_shows_an_answer_with_all_its_gold_answers(run: RunLayout) -
     shown = typed("regrade", run.root).output
     for fact in ("3 of 6", "0.0 % -> 50.0 %", f"1000 or {first.answer}", f"mrt-hpc report {run.root}"):
         assert fact in shown
-
-
-@pytest.mark.parametrize("at", ["set_aside", "commit_group", "summary_of"])
-@pytest.mark.parametrize("done", [True, False])
-def test_a_command_that_is_killed_is_finished_by_the_next_one(
-    run: RunLayout, grader: str, monkeypatch: pytest.MonkeyPatch, at: str, done: bool
-) -> None:
-    step, shard = getattr(regrade, at), run.evaluation_shard(0, "held-out", 0)
-
-    def killed(*args: object, **kwargs: object) -> None:
-        if done:
-            step(*args, **kwargs)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(regrade, at, killed)
-        regrade_run(run, print)
-    forget_claims(run)
-    regrade_run(run, print)
-    assert (read_summary(run, 0, "held-out").accuracy, read_manifest(shard).about["grader"]) == (0.5, grader)
-    assert sum(r.reward for r in read_group(shard).rollouts) == 3.0
 
 
 def test_answers_are_found_again_where_the_rule_for_their_place_says(run: RunLayout, asked: Recipe) -> None:

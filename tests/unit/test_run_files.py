@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 import samples
-from hypothesis import given
+from commands import refusal
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_of import bare_run, publish_some, read_events
 from samples import rollout
 
-from mrt_hpc.attempt.next_state import Ending, EndKind, next_state
-from mrt_hpc.errors import UserError
 from mrt_hpc.run import atomic, retries
 from mrt_hpc.run.atomic import commit_directory, create_file, is_temporary, replace_file, temporary_sibling, write_json
 from mrt_hpc.run.event_stream import EventStream, Process, last_event, process_of
@@ -28,8 +27,8 @@ from mrt_hpc.run.manifest import DamagedError, read_manifest, verify, write_mani
 from mrt_hpc.run.parquet import read_records, write_records
 from mrt_hpc.run.quarantine import set_aside, younger_than
 from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, GroupStatistics, PrefixValue, Rollout
-from mrt_hpc.run.task_state import TaskRecord, TaskState, forget_failures, read_task, task_file, write_task
-from mrt_hpc.run.weights import prune, publish, published_versions
+from mrt_hpc.run.task_state import TaskRecord, TaskState, forget_failures, read_task, write_task
+from mrt_hpc.run.weights import prune, published_versions
 
 BRANCH = samples.branch_with(
     [4], iteration=3, problem_id="p", boundary=1, seed=9, weights_version=2, logprobs=[-0.1], text="y", answer="5",
@@ -142,13 +141,13 @@ def test_a_byte_changed_anywhere_in_a_group_is_found_out(tmp_path: Path, file: s
     path = bare_run(tmp_path).group(3, 7)
     commit_group(path, sampled())
     content = (path / file).read_bytes()
-    for place in range(0, len(content), 7):
+    for place in range(0, len(content), 29):
         changed = bytes([content[place] ^ 1])
         (path / file).write_bytes(content[:place] + changed + content[place + 1 :])
-        with pytest.raises(UserError):
-            read_group(path)
+        refusal(read_group, path)
 
 
+@settings(max_examples=30)
 @given(st.text(), st.lists(st.floats(allow_nan=False), max_size=5))
 def test_any_text_and_number_survives_a_file_of_records(text: str, logs: list[float]) -> None:
     record = dataclasses.replace(rollout("p", 0), text=text.encode("utf-8", "replace").decode(), logprobs=logs)
@@ -164,8 +163,7 @@ def test_a_file_of_records_that_is_damaged_or_of_another_kind_is_refused(tmp_pat
     write_records(path, [BRANCH], Branch)
     for wrong in (path.read_bytes(), content[: len(content) // 2], b""):
         path.write_bytes(wrong)
-        with pytest.raises(UserError, match=path.name):
-            read_records(path, Rollout)
+        assert path.name in str(refusal(read_records, path, Rollout))
 
 
 def test_each_collection_has_a_place_and_a_number_of_its_own(tmp_path: Path) -> None:
@@ -176,25 +174,11 @@ def test_each_collection_has_a_place_and_a_number_of_its_own(tmp_path: Path) -> 
     assert [collecting_version(number) for number in numbers] == [*range(100)]
 
 
-def test_weights_versions_are_complete_or_absent_until_they_are_pruned(tmp_path: Path) -> None:
+def test_weights_versions_stay_until_they_are_pruned(tmp_path: Path) -> None:
     layout = bare_run(tmp_path)
-
-    def fail(directory: Path) -> None:
-        (directory / "half").write_text("x")
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        publish(layout, 1, fail)
-    assert published_versions(layout) == []
-    publish_some(layout, 1)
-    assert not publish(layout, 1, lambda directory: (directory / "late").touch())
+    publish_some(layout, 0, 1, 2, 3, 4)
     place = [layout.identity.read_text().strip(), "weights/v000001"]
     assert verify(layout.weights_version(1)).about == {"place": place, "version": 1}
-    assert list(layout.weights.iterdir()) == [layout.weights_version(1)]
-    (layout.weights_version(1) / "model.safetensors").write_text("weightS")
-    with pytest.raises(DamagedError):
-        verify(layout.weights_version(1))
-    publish_some(layout, 0, 2, 3, 4)
     assert prune(layout, {0, 3, 4}) == [1, 2]
     assert published_versions(layout) == [0, 3, 4]
 
@@ -302,26 +286,10 @@ def test_an_event_that_a_full_disk_cuts_short_is_written_again(tmp_path: Path, m
     assert [e["iteration"] for e in read_events(tmp_path)] == [1, 2]
 
 
-def test_a_task_that_fails_too_often_or_fatally_is_not_run_again(tmp_path: Path) -> None:
+def test_failures_are_forgotten_and_what_is_done_stays_done(tmp_path: Path) -> None:
     layout = bare_run(tmp_path)
-    record = read_task(layout, "j", 3)
-    assert record.state is TaskState.WAITING
-    for number, state in enumerate((TaskState.RETRYING, TaskState.RETRYING, TaskState.FAILED)):
-        record = next_state(record, Ending(EndKind.FAILED, f"7.{number}", "why", retries=2))
-        assert record.state is state
-    fatal = Ending(EndKind.FATAL, "7.0", "why", progressed=True, retries=2)
-    assert next_state(TaskRecord(TaskState.RUNNING), fatal).state is TaskState.FAILED
-    write_task(layout, "j", 3, record)
+    write_task(layout, "j", 3, TaskRecord(TaskState.FAILED, "7.2", "why", failures=3))
     write_task(layout, "j", 2, TaskRecord(TaskState.DONE))
     assert (read_task(layout, "j", 3).message, read_task(layout, "j", 3).failures) == ("why", 3)
     forget_failures(layout, "j", range(4))
     assert [read_task(layout, "j", index).state for index in (2, 3)] == [TaskState.DONE, TaskState.WAITING]
-
-
-def test_a_damaged_state_of_a_task_is_an_error_that_names_it(tmp_path: Path) -> None:
-    path = task_file(RunLayout(tmp_path), "j", 0)
-    path.parent.mkdir(parents=True)
-    for content in ("", "{", "[]", "7", '{"state": "odd"}', '{"state": "done", "waits": "1"}'):
-        path.write_text(content)
-        with pytest.raises(UserError, match=path.name):
-            read_task(RunLayout(tmp_path), "j", 0)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +18,8 @@ from mrt_hpc.mrt.grpo import outcome_advantages
 from mrt_hpc.mrt.length_penalty import penalised_rewards
 from mrt_hpc.mrt.sft import ASSISTANT, USER, ChatFormat, Conversation, Message, mask_conversation, mask_suffix
 from mrt_hpc.mrt.star import Selected, first_peak, select_correct, select_progressing
-from mrt_hpc.provers.sampled_answers import Continuation
-from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.records import Branch
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 MIN_LOSS_SIGMAS = Backtracking.model_fields["min_loss_sigmas"].default
 
 
@@ -72,15 +68,6 @@ def test_the_first_loss_is_one_that_is_larger_than_its_noise() -> None:
         assert first_loss(np.array([0.55, 0.45, 0.05, 0.05]), [20] * 4, sigmas) == boundary, sigmas
     assert first_loss(np.array([0.1, 0.2]), [10] * 2, 0) == 1
     assert first_loss(np.array([1.0, 1.0, 0.0, 0.0, 0.0]), [20] * 5, MIN_LOSS_SIGMAS) == 2
-
-
-def test_what_the_paper_scale_recipe_learns_to_go_back_from_fits_together() -> None:
-    recipe = load_recipe(RECIPES / "backtracking.yaml")
-    assert isinstance(recipe.algorithm, Backtracking) and isinstance(recipe.prover, Continuation)
-    sampling, most = recipe.sampling, recipe.algorithm.max_tokens
-    # the attempt, all of its steps once more, the continuation; and some tokens for the sentence between
-    assert sampling.max_prompt_tokens + 2 * sampling.max_tokens + recipe.prover.max_tokens + 200 <= most
-    assert recipe.training.max_tokens_per_micro_batch >= most
 
 
 def test_the_four_variants_of_backtracking() -> None:

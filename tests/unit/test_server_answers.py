@@ -117,7 +117,7 @@ def check(completions: list[Completion]) -> None:
     assert found == {place: (s.token_ids, s.logprobs, seed, 3) for place, (s, seed) in wanted.items()}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_damage_is_made_good_by_asking_again_or_told(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(["none", "flip", "cut", "repeat", "insert", "swap"]))

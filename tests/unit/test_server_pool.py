@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from commands import refusal
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.client import Completion
@@ -89,8 +90,7 @@ def test_a_load_that_fails_on_one_server_is_told_when_all_have_ended_theirs(tmp_
 
     other = ScriptedServer(loading=lambda: cast("None", failed.wait(DEADLINE_S)))
     with pool_of(ScriptedServer(loading=fail), other) as pool:
-        with pytest.raises(UserError, match="refused"):
-            pool.load_weights(tmp_path, 4)
+        assert "refused" in str(refusal(pool.load_weights, tmp_path, 4))
         assert other.version == 4
 
 

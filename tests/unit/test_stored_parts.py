@@ -344,15 +344,6 @@ def test_each_field_makes_another_fingerprint_and_the_folder_names_them_all(stor
     assert len({one.digest for one in (mine, *changed)}) == 1 + len(changed)
 
 
-def test_more_samples_are_added_to_those_that_are_there(store: StoredSamples) -> None:
-    store.commit(3, range(20), samples_numbered(range(20)), GRADER)
-    assert [len(store.lacking_numbers(3, count)) for count in (8, 20)] == [0, 0]
-    assert store.lacking_numbers(3, 64) == range(20, 64)
-    store.commit(3, range(20, 64), samples_numbered(range(20, 64)), GRADER)
-    taken = [(b.samples, numbers) for b, numbers in store.choose_batches(3, 30, GRADER)]
-    assert taken == [(range(20), list(range(20))), (range(20, 64), list(range(20, 30)))]
-
-
 def test_a_batch_is_written_once_and_verdicts_of_the_wanted_grader_are_preferred(store: StoredSamples) -> None:
     assert store.commit(0, range(2), samples_numbered(range(2)), OTHER)
     assert not store.commit(0, range(2), samples_numbered(range(2), "late"), OTHER)

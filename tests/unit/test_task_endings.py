@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 from basics import INFERENCE, QUICKSTART, TRAINER
+from commands import refusal
 from run_of import bare_run, read_events, run_of, task_of
 
 from mrt_hpc.attempt import signals
@@ -33,7 +34,7 @@ from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested, ShutdownR
 from mrt_hpc.run.events import EventKind, EventLog, event_file
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Observer
-from mrt_hpc.run.task_state import RUNS_AGAIN, TaskRecord, TaskState, read_task, write_task
+from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 
 RUNNING = TaskRecord(TaskState.RUNNING, attempt="7.1", failures=1)
 WHY = RequeueRequested("why")
@@ -57,29 +58,14 @@ def error_of(exit_code: ExitCode) -> UserError:
     return UserError("why", exit_code=exit_code)
 
 
-def test_what_is_said_of_an_attempt(tmp_path: Path) -> None:
-    for error, state, failures in (
-        (None, TaskState.DONE, 1),
-        (Interrupted(143), TaskState.STOPPED, 1),
-        (KeyboardInterrupt(), TaskState.STOPPED, 1),
-        (WHY, TaskState.GAVE_BACK, 1),
-        (error_of(ExitCode.GIVE_BACK), TaskState.GAVE_BACK, 1),
-        (error_of(ExitCode.RETRYABLE), TaskState.RETRYING, 2),
-        (error_of(ExitCode.FATAL), TaskState.FAILED, 2),
-        (RuntimeError("why"), TaskState.RETRYING, 2),
-    ):
-        after = record_after(task(tmp_path), error, RUNNING)
-        assert (after.state, after.failures) == (state, failures), error
-        assert ("why" in after.message) == (error is not None and "why" in f"{error}{getattr(error, 'why', '')}")
-
-
-COUNTED = replace(RUNNING, attempt="7.0", message="earlier", returns=2, waits=3, finished=4)
+COUNTED = replace(RUNNING, attempt="7.0", message="earlier", returns=2, waits=3, finished=4, awaited=(INFERENCE,))
 BY_ROLE = {
     "done": (None, (TaskState.DONE, 1, 2), (TaskState.DONE, 0, 0)),
     "asked": (WHY, (TaskState.GAVE_BACK, 1, 3), (TaskState.GAVE_BACK, 0, 0)),
     "full": (error_of(ExitCode.GIVE_BACK), (TaskState.GAVE_BACK, 1, 3), (TaskState.GAVE_BACK, 0, 0)),
     "stopped": (Interrupted(143), (TaskState.STOPPED, 1, 2), (TaskState.STOPPED, 0, 0)),
     "Ctrl-C": (KeyboardInterrupt(), (TaskState.STOPPED, 1, 2), (TaskState.STOPPED, 0, 0)),
+    "may be tried again": (error_of(ExitCode.RETRYABLE), (TaskState.RETRYING, 2, 2), (TaskState.RETRYING, 1, 2)),
     "failed": (RuntimeError("why"), (TaskState.RETRYING, 2, 2), (TaskState.RETRYING, 1, 2)),
     "fatal": (error_of(ExitCode.FATAL), (TaskState.FAILED, 2, 2), (TaskState.FAILED, 1, 2)),
 }
@@ -105,8 +91,11 @@ def test_what_the_role_counts(tmp_path: Path, ending: str, progressed: bool) -> 
     one = task(tmp_path)
     if progressed:
         one.events.emit(EventKind.CHECKPOINT, iteration=1)
-    after = record_after(one, error, replace(COUNTED, attempt="7.1"))
-    assert (counts(after), after.waits, after.finished) == (expected[progressed], 3, 4)
+    other = replace(one, rank=1, events=EventLog(tmp_path / "of-rank-1.jsonl"))
+    for rank in (one, other):  # the other ranks know of the first one's progress
+        after = record_after(rank, error, replace(COUNTED, attempt="7.1"))
+        assert (counts(after), after.waits, after.finished) == (expected[progressed], 3, 4)
+        assert ("why" in after.message) == ("why" in f"{error}{getattr(error, 'why', '')}")
 
 
 @pytest.mark.parametrize("state", [state for state in TaskState if state is not TaskState.UNREADABLE])
@@ -124,6 +113,7 @@ def test_what_the_job_script_counts(tmp_path: Path, state: TaskState, mine: bool
             after = settle(layout, "j", 0, "7.1", code, retries=3)
             assert counts(after) == (expected[progressed] if is_open else counts(before)), (code, progressed)
             assert (after.attempt, after.waits, after.finished) == ("7.1" if is_open else before.attempt, 3, 4)
+            assert after.awaited == (() if is_open else (INFERENCE,)), "explain would name the jobs as the cause"
             assert counts(read_task(layout, "j", 0)) == counts(after)
 
 
@@ -132,20 +122,8 @@ def test_only_the_first_rank_tells_of_a_lost_attempt_and_a_library_that_ends_the
         attempt(replace(task(tmp_path), rank=rank, world_size=2), lambda _: None, earlier=("7.0", 1.0))
     started = read_events(RunLayout(tmp_path).events, EventKind.TASK_STARTED)
     assert [event["earlier"] for event in started] == [{"attempt": "7.0", "until": 1.0}, None]
-    with pytest.raises(UserError):
-        attempt(task(tmp_path), lambda _: sys.exit(0))
+    refusal(attempt, task(tmp_path), lambda _: sys.exit(0))
     assert read_task(RunLayout(tmp_path), "report", 0).state is TaskState.RETRYING
-
-
-def test_failures_count_in_a_row_until_a_task_gets_somewhere(tmp_path: Path) -> None:
-    record = TaskRecord(TaskState.RUNNING, failures=3)
-    failing = task(tmp_path)
-    assert record_after(failing, RuntimeError("again"), record).state is TaskState.FAILED
-    failing.events.emit(EventKind.CHECKPOINT, iteration=1)
-    other = replace(failing, rank=1, events=EventLog(tmp_path / "of-rank-1.jsonl"))
-    for one in (failing, other):  # the other ranks know of the first one's progress
-        after = record_after(one, RuntimeError("again"), record)
-        assert (after.state, after.failures) == (TaskState.RETRYING, 1)
 
 
 def test_a_time_limit_too_short_for_anything_counts_as_a_failure(tmp_path: Path) -> None:
@@ -162,22 +140,6 @@ def test_a_time_limit_too_short_for_anything_counts_as_a_failure(tmp_path: Path)
     assert (after.state, after.failures) == (TaskState.GAVE_BACK, 0)
 
 
-def test_a_task_that_returns_its_nodes_again_and_again_fails(tmp_path: Path) -> None:
-    """Also where it believes that its time limit is far."""
-    given_back = error_of(ExitCode.GIVE_BACK)
-    for error, waits, most in ((WHY, False, 6), (WHY, True, MOST_RETURNS), (given_back, False, MOST_RETURNS)):
-        believing, record = task(tmp_path / f"{most}{waits}", time_left_s=1800.0), RUNNING
-        believing.shutdown.found_waiting = waits
-        for _ in range(most):
-            record = record_after(believing, error, record)
-            assert record.state is TaskState.GAVE_BACK
-        after = record_after(believing, error, record)
-        assert (after.state, "time_limit_minutes" in after.message) == (TaskState.FAILED, True)
-        believing.events.emit(EventKind.CHECKPOINT, iteration=1)
-        after = record_after(believing, error, record)
-        assert (after.state, after.returns) == (TaskState.GAVE_BACK, 0)
-
-
 def test_waits_for_peers_are_counted_until_the_segment_finishes_something(tmp_path: Path) -> None:
     layout = run_of(tmp_path)
     trainer, inference = (task_of(layout, job) for job in (TRAINER, INFERENCE))
@@ -191,57 +153,20 @@ def test_waits_for_peers_are_counted_until_the_segment_finishes_something(tmp_pa
     assert record_after(trainer, away, record).state is TaskState.FAILED
 
 
-def test_what_the_job_script_makes_of_an_attempt(tmp_path: Path) -> None:
-    states = (TaskState.DONE, TaskState.GAVE_BACK, TaskState.STOPPED, TaskState.FAILED)
-    for number, (before, mine, exit_code, state, failures) in enumerate((
-        (RUNNING, "7.1", 137, TaskState.RETRYING, 2),  # it ended without a word
-        (None, "7.1", 137, TaskState.RETRYING, 1),  # it died before it could say anything
-        (TaskRecord(TaskState.GAVE_BACK, "7.0", failures=3), "7.1", 137, TaskState.FAILED, 4),  # a broken environment
-        (RUNNING, "7.1", ExitCode.GIVE_BACK, TaskState.GAVE_BACK, 1),  # it could not say so
-        (TaskRecord(TaskState.RETRYING, "7.0", failures=3), "7.1", ExitCode.GIVE_BACK, TaskState.GAVE_BACK, 3),
-        (RUNNING, "7.1", 143, TaskState.STOPPED, 1),  # another rank was faster to leave
-        *((TaskRecord(state, "7.1"), "7.1", 137, state, 0) for state in states),  # its word stands
-        *(
-            (TaskRecord(TaskState.RUNNING, later), mine, 137, TaskState.RUNNING, 0)  # it speaks for itself alone
-            for later, mine in (("7.2", "7.1"), ("10_1.1", "9_1.4"), ("10_1.1", "10_1.0"), ("3_1.0", "10_1.1"))
-        ),
-    )):  # fmt: skip
-        layout = bare_run(tmp_path / str(number))
-        for job_id in ("7", "9", "10", "3"):  # the controller has begun to count again
-            record_submission(layout, "j", job_id, "site")
-        if before is not None:
-            write_task(layout, "j", 0, before)
-        after = settle(layout, "j", 0, mine, exit_code, retries=3)
-        assert (after.state, after.failures) == (state, failures)
-        recorded = read_task(layout, "j", 0)
-        assert recorded.state is state
-        assert before is None or before.state is not TaskState.RUNNING or recorded.attempt == before.attempt
-        again = (TaskState.GAVE_BACK, TaskState.STOPPED, TaskState.RETRYING)
-        assert (after.state in RUNS_AGAIN) == (state in again)
-
-
-def test_attempts_that_end_without_a_record_of_their_own_are_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("later", "mine"), [("7.2", "7.1"), ("10_1.1", "9_1.4"), ("10_1.1", "10_1.0"), ("3_1.0", "10_1.1")]
+)
+def test_a_later_attempt_speaks_for_itself_alone(tmp_path: Path, later: str, mine: str) -> None:
     layout = bare_run(tmp_path)
-    for job, exit_code in (("a", ExitCode.GIVE_BACK), ("b", 143)):
-        for number in range(MOST_RETURNS):
-            assert settle(layout, job, 0, f"7.{number}", exit_code, 3).state in RUNS_AGAIN
-        once = settle(layout, job, 0, f"7.{MOST_RETURNS - 1}", exit_code, 3)
-        assert (once.state in RUNS_AGAIN, once.returns) == (True, MOST_RETURNS), "a second question counts nothing"
-        assert settle(layout, job, 0, f"7.{MOST_RETURNS}", exit_code, 3).state is TaskState.FAILED
+    for job_id in ("7", "9", "10", "3"):  # the controller has begun to count again
+        record_submission(layout, "j", job_id, "site")
+    write_task(layout, "j", 0, TaskRecord(TaskState.RUNNING, later))
+    for record in (settle(layout, "j", 0, mine, 137, retries=3), read_task(layout, "j", 0)):
+        assert (record.state, record.attempt, record.failures) == (TaskState.RUNNING, later, 0)
 
 
-def test_a_death_before_the_first_word_is_no_consequence_of_an_earlier_wait(tmp_path: Path) -> None:
+def test_how_the_ranks_of_an_attempt_ended_is_found_in_its_events(tmp_path: Path) -> None:
     layout = bare_run(tmp_path)
-    write_task(layout, "j", 0, TaskRecord(TaskState.GAVE_BACK, "7.0", failures=3, awaited=(INFERENCE,)))
-    after = settle(layout, "j", 0, "7.1", 137, retries=3)
-    assert (after.state, after.awaited) == (TaskState.FAILED, ()), "explain would name the jobs as the cause"
-
-
-def test_what_an_attempt_did_and_how_its_ranks_ended_is_found_in_its_events(tmp_path: Path) -> None:
-    layout = bare_run(tmp_path)
-    EventLog(event_file(layout.events, "died", 0, 0, "7.1")).emit(EventKind.GROUP_COMMITTED)
-    write_task(layout, "died", 0, replace(RUNNING, failures=3))
-    assert settle(layout, "died", 0, "7.1", 137, retries=3).failures == 1
     for rank, outcome in enumerate(("stopped", "retrying")):
         log = EventLog(event_file(layout.events, "failed", 0, rank, "7.1"))
         log.emit(EventKind.TASK_ENDED, outcome=outcome)

@@ -11,15 +11,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 from basics import ROOT
-from commands import typed
+from commands import in_a_process, python, typed
 from small_weights import publish_models
 from synthetic_run import Shape, SyntheticRun
 from terminals import into_a_closed_pipe, on_a_terminal
 
-from mrt_hpc.cli.main import main
 from mrt_hpc.cli.terminal import echo_json
 from mrt_hpc.errors import ExitCode, visible, word
 from mrt_hpc.run.layout import RunLayout
@@ -78,12 +76,11 @@ def test_commands_write_through_one_exit() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_word_of_a_command_is_the_same_word_for_a_shell_and_can_be_seen(name: str) -> None:
-    said = subprocess.run(["bash", "-c", f"printf %s {word(name)}"], capture_output=True, check=True).stdout
-    assert said == os.fsencode(name)
-    assert visible(word(name)) == word(name)
-    assert word(name).isprintable()
+def test_words_of_a_command_are_the_same_words_for_a_shell_and_can_be_seen() -> None:
+    words = [word(name) for name in NAMES]
+    said = subprocess.run(["bash", "-c", rf"printf '%s\0' {' '.join(words)}"], capture_output=True, check=True).stdout
+    assert said.split(b"\0")[:-1] == [os.fsencode(name) for name in NAMES]
+    assert [one for one in words if visible(one) != one or not one.isprintable()] == []
 
 
 # -- names and texts of others
@@ -180,9 +177,7 @@ def test_a_narrow_terminal_loses_no_value(finished: RunLayout, data: Path, colum
 
 def test_a_terminal_without_utf_8_shows_curves_and_bars(finished: RunLayout) -> None:
     environment = {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0"}
-    command = [sys.executable, "-m", "mrt_hpc", "status", str(finished.root)]
-    own = {**os.environ, **environment, "PYTHONPATH": str(ROOT)}
-    said = subprocess.run(command, env=own, capture_output=True, text=True, check=True, timeout=60).stdout
+    said = in_a_process("status", finished.root, **environment)
     assert "\\u258" not in said
     assert re.search(r"reward +[_.,\-~=+#]{4} ", said)
 
@@ -201,8 +196,8 @@ start()
 
 
 def test_ctrl_c_while_the_program_loads_is_no_traceback() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+    done = python("-c", INTERRUPTED, exits=-signal.SIGINT)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_what_is_printed_for_programs_is_json(finished: RunLayout, tmp_path: Path) -> None:
@@ -228,28 +223,14 @@ def test_a_number_that_json_lacks_is_null(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_traces_are_printed_without_what_draws_figures() -> None:
-    code = (
-        "import sys, mrt_hpc.roles.run_samples; sys.exit(any(m in sys.modules for m in ('matplotlib', 'scipy.stats')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+    heavy = "any(module in sys.modules for module in ('matplotlib', 'scipy.stats'))"
+    python("-c", f"import sys, mrt_hpc.roles.run_samples; sys.exit({heavy})")
 
 
 def test_a_home_that_cannot_be_written_is_no_word_of_a_report(finished: RunLayout, tmp_path: Path) -> None:
     nowhere = {name: "/proc/nowhere" for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR")}
-    command = [sys.executable, "-m", "mrt_hpc", "report", str(finished.root), "--page", str(tmp_path / "p.html")]
-    own = {**os.environ, **nowhere, "MRT_HPC_SITE": "local", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=own, capture_output=True, text=True, check=True, timeout=120)
-    assert (done.stdout, done.stderr) == (f"page: {tmp_path / 'p.html'}\n", "")
-
-
-def commands_of(group: click.Command) -> Iterator[click.Command]:
-    yield group
-    for command in getattr(group, "commands", {}).values():
-        yield from commands_of(command)
-
-
-def test_examples_stand_in_lines_of_their_own_in_every_help_page() -> None:
-    assert [command.name for command in commands_of(main) if re.search(r"(?m)^ *\\b$", command.help or "")] == []
+    said = in_a_process("report", finished.root, "--page", tmp_path / "p.html", MRT_HPC_SITE="local", **nowhere)
+    assert said == f"page: {tmp_path / 'p.html'}\n"
 
 
 @pytest.mark.parametrize(

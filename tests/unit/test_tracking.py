@@ -14,8 +14,8 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from basics import QUICKSTART, ROOT, executable
-from commands import commands_first, typed
+from basics import QUICKSTART, executable
+from commands import commands_first, python, typed
 from families import family
 from listeners import unix_sockets
 from run_of import forget_claims, run_of
@@ -85,12 +85,12 @@ def expected(layout: RunLayout) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_training_that_goes_back_leaves_each_iteration_once(task: Task) -> None:
-    for attempt in range(12):
+    for attempt in range(4):
         lost = train(task, range(attempt, attempt + 3), attempt)
         assert shown(task.layout.training_events) == expected(task.layout)
-    assert [step for step, _ in shown(task.layout.training_events)["reward_mean"]] == list(range(14))
-    train(task, range(12, 15), attempt=13)
-    lost.log(measured(14, attempt=11))
+    assert [step for step, _ in shown(task.layout.training_events)["reward_mean"]] == list(range(6))
+    train(task, range(4, 7), attempt=5)
+    lost.log(measured(6, attempt=3))
     lost.__exit__(None, None, None)
     assert shown(task.layout.training_events) == expected(task.layout), "an attempt taken for lost adds nothing"
 
@@ -139,8 +139,7 @@ print("goes on")
 
 
 def test_a_file_that_cannot_be_written_stops_nothing_and_is_made_whole_later(task: Task) -> None:
-    command = [sys.executable, "-c", LOGS_ON_A_FULL_DISK, str(task.layout.root)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = python("-c", LOGS_ON_A_FULL_DISK, task.layout.root)
     assert done.stdout == "goes on\n", done.stderr
     assert done.stderr.count("TensorBoard failed") == 1
     assert 0 < len(shown(task.layout.training_events)["reward_mean"]) < 50
@@ -212,10 +211,8 @@ def test_no_settings_of_the_working_folder_name_the_server(
     sync(task)
     assert wandb.exists()
     (tmp_path / "offline").mkdir()
-    words = [sys.executable, "-c", TRACKS, str(QUICKSTART), str(tmp_path / "offline")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
-    assert "127.0.0.1:9" not in done.stdout and "another" not in done.stdout
+    printed = python("-c", TRACKS, QUICKSTART, tmp_path / "offline").stdout
+    assert "127.0.0.1:9" not in printed and "another" not in printed
 
 
 @pytest.mark.parametrize("service", ["TensorBoard", "W&B"])
@@ -337,23 +334,6 @@ def report_role(task: Task) -> None:
     assert refused.value.where == task.layout.report
 
 
-def test_evaluations_are_logged_into_the_run_of_the_training_metrics(tmp_path: Path) -> None:
-    trainer = task_of(tmp_path / "run", WANDB)
-    with Tracker.of(trainer) as tracker:
-        tracker.log(METRICS)
-    task = task_of(tmp_path / "run", WANDB, "report")
-    evaluate(task, 0, 4)
-    evaluate(task, 20, 10)
-    report_role(task)
-    training, *evaluations = logged(task)
-    assert (training["tokens_per_rollout"], versions(task)) == (12.0, [0, 20])
-    summary = EvaluationSummary.read(task.layout.evaluation_summary(20, "held-out"))
-    wanted = {"accuracy": 0.25, "accuracy_low": summary.low, "accuracy_high": summary.high}
-    wanted |= {"tokens_per_rollout": 99.0, "regret/4096": 0.375}
-    assert {name: evaluations[-1][f"evaluation/held-out/{name}"] for name in wanted} == wanted
-    assert "2 offline W&B directories" in task.layout.report.read_text()
-
-
 KILLED = """
 import os, sys
 from pathlib import Path
@@ -377,8 +357,7 @@ def test_an_evaluation_is_logged_once_though_the_report_is_killed(tmp_path: Path
     """Before the record names the finished directory, and before this takes its place."""
     task = task_of(tmp_path / "run", WANDB, "report")
     evaluate(task, 0, 4)
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(task.layout.root), moment], timeout=120, check=False)
-    assert killed.returncode == -9
+    python("-c", KILLED, task.layout.root, moment, exits=-9)
     assert versions(task) == []
     for _ in range(2):
         report_role(task)

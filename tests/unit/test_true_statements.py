@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from basics import EVALUATION, INFERENCE, QUICKSTART, TRAINER
 from canned_queue import PREPARE, CannedRun, submitted_run
 from commands import typed
 from run_of import task_of
-from synthetic_run import Shape, SyntheticRun
+from synthetic_run import made_up_metrics
 
 from mrt_hpc.attempt.entry import _say_started
 from mrt_hpc.attempt.ledger import record_site
@@ -41,8 +42,7 @@ def snapshot(run: CannedRun) -> Snapshot:
 
 def trains(run: CannedRun, *, since: float) -> None:
     """The trainer and a server run, and one iteration of 500 s has ended at a time."""
-    measured = SyntheticRun(run.layout.root.parent / "measured", Shape(20, 20, problems=1, paragraphs=1))._metrics(0)
-    measured.write(run.layout.metrics(0))
+    made_up_metrics(0, 20, np.random.default_rng(0)).write(run.layout.metrics(0))
     run.layout.weights_version(1).mkdir(parents=True, exist_ok=True)
     run.queue("13|RUNNING|1|None|node1", "12_0|RUNNING|1|None|node2")
     run.task(TRAINER, TaskState.RUNNING, attempt="13.0")
@@ -169,21 +169,6 @@ def test_a_job_that_begins_later_was_not_queued_again(run: CannedRun) -> None:
     run.queue("15|PENDING|N/A|BeginTime|")
     sentence = typed("explain", run.layout.root, "report").output.splitlines()[0]
     assert "earliest time" in sentence and "again" not in sentence
-
-
-@pytest.mark.parametrize("reason", ["NonZeroExitCode", "SomethingNew", "FrontEndDown"])
-def test_a_reason_that_is_not_known_promises_nothing(run: CannedRun, reason: str) -> None:
-    run.queue(f"13|PENDING|N/A|{reason}|")
-    text = typed("explain", run.layout.root, TRAINER).output
-    assert reason in text and "by itself" not in text and "scontrol show job 13" in text
-
-
-def test_an_account_of_an_earlier_job_of_this_id_says_nothing_of_the_task(run: CannedRun) -> None:
-    run.queue()
-    run.accounts("13|COMPLETED|0:0|node9|360000")
-    run.task(TRAINER, TaskState.RUNNING, attempt="13.0")
-    text = typed("explain", run.layout.root, TRAINER).output
-    assert "was lost" in text and "completed" not in text and "node9" not in text
 
 
 def test_a_finished_run_has_nothing_to_cancel(run: CannedRun) -> None:

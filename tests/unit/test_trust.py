@@ -4,17 +4,16 @@ import importlib
 import json
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from basics import QUICKSTART, ROOT
-from commands import typed
+from commands import python, refusal, typed
 from evaluated import BENCHMARK, commit_all, run_directory
-from other_users import ANOTHER, FIRST, ROOT_ONLY, SECOND, as_user, give_away, shared_folder
+from other_users import ANOTHER, FIRST, ROOT_ONLY, SECOND, as_user, give_away
 
 from mrt_hpc.attempt.ledger import record_site, record_submission, recorded_site, remember_site
 from mrt_hpc.backends.sites import chosen_site, find_site
@@ -86,12 +85,6 @@ class Planted:
         record_submission(self.layout, "prepare", "5", "x")
         entry = {"site": {"type": f"{self.module}:Place", "name": "x"}, "folder": str(self.layout.code)}
         (self.layout.jobs / "site-x.json").write_text(json.dumps(entry))
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    with shared_folder() as path:
-        yield path
 
 
 @pytest.fixture
@@ -193,11 +186,9 @@ def test_another_users_run_chooses_no_site_and_nothing_among_what_is_installed(
     remember_site(layout, site)
     assert chosen_site(None, layout).site == site
     give_away(layout.root)
-    with pytest.raises(UserError, match=CHANGEABLE):
-        read_lock(layout.recipe_lock)
+    assert CHANGEABLE in str(refusal(read_lock, layout.recipe_lock))
     read_lock(layout.recipe_lock, trust=True)
-    with pytest.raises(UserError):
-        chosen_site(None, layout)
+    refusal(chosen_site, None, layout)
     assert chosen_site(None, layout, trust=True).site == site
     assert chosen_site("local", layout).site.name == "local"
 
@@ -340,8 +331,7 @@ def test_a_place_that_another_user_can_change(shared: Path) -> None:
         os.chown(root / target, owner, group)
         (root / target).chmod(mode)
         for place in (root / PLACE, root / "link"):
-            with pytest.raises(UserError, match=CHANGEABLE):
-                refuse_changeable(place, "x")
+            assert CHANGEABLE in str(refusal(refuse_changeable, place, "x"))
 
 
 def test_a_place_that_nobody_else_can_change(shared: Path) -> None:
@@ -352,9 +342,6 @@ def test_a_place_that_nobody_else_can_change(shared: Path) -> None:
         path.parent.chmod(above)
         refuse_changeable(path, "x")
     if os.geteuid() == 0:
-        os.chown(path, ANOTHER, -1)
-        with pytest.raises(UserError):
-            refuse_changeable(path, "x")
         shared.chmod(0o775)
         for group, others in ((0, False), (4, True)):  # many systems give a group to each user
             os.chown(shared, 0, group)
@@ -372,13 +359,11 @@ def test_each_file_that_an_import_reads_is_looked_at(shared: Path) -> None:
     (shared / "site.yaml").write_text("type: package:Place\nname: x\n")
     for name in ("planted.py", "helper.py", "package/inner.py", "other/deep.py", "__pycache__", compiled):
         os.chown(shared / name, ANOTHER, -1)
-        with pytest.raises(UserError, match=CHANGEABLE):
-            load_site(shared / "site.yaml")
+        assert CHANGEABLE in str(refusal(load_site, shared / "site.yaml"))
         os.chown(shared / name, os.geteuid(), -1)
 
 
 def test_a_child_imports_nothing_from_the_folder_that_the_command_was_typed_in(tmp_path: Path) -> None:
     (tmp_path / "mrt_hpc.py").write_text("raise SystemExit('imported')")
-    environment = {**os.environ, **import_path()}
-    subprocess.run([sys.executable, "-m", "mrt_hpc", "--version"], cwd=tmp_path, env=environment, check=True)
+    python("-m", "mrt_hpc", "--version", cwd=tmp_path, **import_path())
     assert "export PYTHONSAFEPATH=1\nexec " in srun_command(SlurmSite(name="x"), ["container", "check", "i.sif"])[-1]

@@ -13,8 +13,9 @@ from basics import TRAINER
 from canned_queue import CannedRun
 from new_user import AT_WORK, NewUser
 from typed_advice import FINISHED, RUN, Outcome, Scene, Situation, Theatre, command_of, commands_in, nothing
-from typed_situations import EVERY, NO_DATA, moved
+from typed_situations import EVERY, MISTAKES, NO_DATA, moved
 
+from mrt_hpc.cli.main import main
 from mrt_hpc.run.layout import AGAIN, RunLayout
 from mrt_hpc.run.task_state import TaskState
 
@@ -115,8 +116,16 @@ def is_unreached(place: Place) -> bool:
 
 @pytest.mark.parametrize("name", [*EVERY, *RECORDED])
 def test_what_is_advised_is_taken_when_it_is_typed(tried: Tried, name: str) -> None:
-    outcome = tried(name)
+    outcome, situation = tried(name), {**EVERY, **RECORDED}[name]
+    assert situation.shows in outcome.printed
+    assert not situation.exits or "next:" in outcome.printed
+    assert not re.search(r"Traceback|\.tmp-|\[key\]", outcome.printed)
     assert not outcome.faults, "\n".join([outcome.printed, *outcome.faults])
+
+
+def test_mistakes_are_tried_with_each_command() -> None:
+    tried = {words.split()[0] for words in MISTAKES}
+    assert set(main.commands) - tried == {"resume", "runs"}, "another name of submit, and a list of any folder"
 
 
 def test_each_place_of_the_package_that_advises_a_command_has_a_situation(tried: Tried) -> None:

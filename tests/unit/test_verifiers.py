@@ -183,22 +183,6 @@ def own(beside: Path, named: str) -> Verifier:
     return verifier_of(recipe.problems, recipe.grading)
 
 
-def test_a_class_or_a_function_beside_the_recipe_grades_in_the_pool(beside: Path) -> None:
-    verifier = own(beside, "{type: of_the_user:LastLineChoice, choices: 3}")
-    assert verifier.extract("<think>B?</think>So it is\nAnswer: (c).", thinking=True) == "C"
-    assert verifier.extract("<think>Answer: B", thinking=True) is None
-    pairs = [("C", "c"), ("A", "C"), ("D", "C"), (None, "C"), ("  ", "C"), *((answer, ("a", "C")) for answer in "ACBD")]
-    with GraderPool(verifier, processes=1) as pool:
-        verdicts = grade_all(pool, pairs)
-    assert [verdict.reward for verdict in verdicts] == [1, 0, 0, 0, 0, 1, 1, 0, 0]
-    assert {verdict.status for verdict in verdicts[3:5]} == {VerdictStatus.NO_ANSWER}
-    verifier = own(beside, "of_the_user:same_words")
-    assert verifier.extract("</think>So \\boxed{Paris}", thinking=True) == "Paris"
-    with GraderPool(verifier, processes=1) as pool:
-        verdicts = grade_all(pool, [("Lyon paris", "Paris Lyon"), ("Paris", "Paris Lyon"), (None, "Paris")])
-    assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 0.0]
-
-
 def test_a_function_that_hangs_crashes_or_answers_neither_yes_nor_no_scores_nothing(
     beside: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -238,8 +222,7 @@ def test_a_verifier_that_fails_on_gold_answers_is_refused_before_a_run_is_made(b
                 try_own_verifiers(recipe, here=here, warn=doubts.append)
             assert told in str(refused.value.where)
     broken = load_recipe(beside, ("data.verifier=of_the_user:needs_words",))
-    with pytest.raises(UserError, match="raised an error"):
-        try_own_verifiers(broken, here=True, warn=doubts.append)
+    assert "raised an error" in str(refusal(lambda: try_own_verifiers(broken, here=True, warn=doubts.append)))
     assert doubts == []
     try_own_verifiers(broken, here=False, warn=doubts.append)
     assert "on this machine" in doubts[0]
@@ -251,8 +234,7 @@ def test_a_run_keeps_the_function_and_one_that_cannot_judge_is_refused(beside: P
     assert (layout.code / "of_the_user.py").is_file()
     assert read_recipe_lock(layout.recipe_lock) == recipe
     for name in ("deaf", "nowhere", "LAST_LINE"):
-        with pytest.raises(UserError, match=f"of_the_user:{name}"):
-            load_recipe(beside, (f"data.verifier=of_the_user:{name}",))
+        assert f"of_the_user:{name}" in str(refusal(load_recipe, beside, (f"data.verifier=of_the_user:{name}",)))
 
 
 VERIFIER = MathVerifier(strict=True)
