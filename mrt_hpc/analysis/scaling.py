@@ -272,9 +272,10 @@ def equal_tokens_verdict(curve: ScalingCurve, complete: ScalingCurve) -> str:
     equal = equal_tokens(curve, complete)
     if equal is None:
         few, most = complete.points[0], complete.points[-1]
-        samples, tokens = (few, few.x) if last.x < few.x else (most, most.x)
-        told = "one complete sample" if samples is few else f"the complete samples ({most.index} of a problem)"
-        return f"{head}: not compared, it takes {last.x:,.0f} tokens, and {told} {tokens:,.0f}"
+        told = f"the complete samples ({most.index} of a problem) {most.x:,.0f}"
+        if last.x < few.x:
+            told = f"one complete sample {few.x:,.0f}"
+        return f"{head}: not compared, it takes {last.x:,.0f} tokens, and {told}"
     gain, problems = equal.gain, len(last.by_problem)
     verdict = f"{head}: {gain.interval.decimals('+.3f')}"
     if gain.p_value < intervals.SIGNIFICANCE:
