@@ -22,30 +22,30 @@ PACKAGE = Path(__file__).parents[2] / "mrt_hpc"
 
 ROOMS: dict[str, int] = {
     "algorithms": 720,  # samples and starts are those of algorithms
-    "analysis": 5220,  # the tables of a run for programs, and what compare names, are here
+    "analysis": 4720,  # the tables of a run for programs, and what compare names, are here
     "api": 220,  # the public face
-    "attempt": 1440,  # what an end counts is here and not in `run`; one function for all ends, and what is typed then
-    "backends": 3080,  # imports of files that were cut by concept
-    "cli": 3540,
-    "cluster": 2360,  # imports of files that were cut by concept
-    "datasets": 1260,  # gold answers that nothing reaches, and pictures that are missing, are found
-    "domains": 1760,  # answers are read before sympy sees them, and are equal by their values
+    "attempt": 1380,  # what an end counts is here and not in `run`; one function for all ends, and what is typed then
+    "backends": 3000,  # imports of files that were cut by concept
+    "cli": 3280,
+    "cluster": 2240,  # imports of files that were cut by concept
+    "datasets": 1080,  # gold answers that nothing reaches, and pictures that are missing, are found
+    "domains": 1780,  # answers are read before sympy sees them, and are equal by their values
     "errors": 100,  # the texts and commands that a user is shown have their types here
-    "evaluate": 480,
+    "evaluate": 460,
     "hub": 140,  # what a hub answers is no path; a cache that others can change is not written to
     "images": 200,
-    "inference": 2300,  # imports of files that were cut by concept
+    "inference": 2180,  # imports of files that were cut by concept
     "modes": 400,
     "mrt": 560,
-    "plan": 1400,  # hours of nodes that are given whole, the tasks that fill them, and shapes in place of 45 recipes
+    "plan": 1280,  # hours of nodes that are given whole, the tasks that fill them, and shapes in place of 45 recipes
     "provers": 660,
-    "recipe": 3200,  # imports of files that were cut by concept
-    "roles": 4340,  # imports of files that were cut by concept
-    "run": 3220,  # columns of records are read as tables
-    "submit": 1140,  # imports of files that were cut by concept
-    "testing": 420,  # what a run takes for granted of own classes: it was in `evaluate`
-    "training": 2420,  # imports of files that were cut by concept
-    "view": 1340,  # logs that are pipes; early ends, hearts that stand still, room on the disk
+    "recipe": 3060,  # imports of files that were cut by concept
+    "roles": 4000,  # imports of files that were cut by concept
+    "run": 2900,  # columns of records are read as tables
+    "submit": 1040,  # imports of files that were cut by concept
+    "testing": 380,  # what a run takes for granted of own classes: it was in `evaluate`
+    "training": 2320,  # imports of files that were cut by concept
+    "view": 1280,  # logs that are pipes; early ends, hearts that stand still, room on the disk
 }
 SHORT: dict[str, str] = {
     "__main__.py": "python -m mrt_hpc",
