@@ -20,6 +20,7 @@ from mrt_hpc.inference import protocol
 from mrt_hpc.inference.client import Completion, Request, SamplingSettings, connect
 from mrt_hpc.inference.protocol import RequestBatch, ServedSample, not_finite, read_sample_line, sample_line
 from mrt_hpc.inference.server_control import ServerControl
+from mrt_hpc.recipe.sections import WeightSwap
 
 REQUESTS = [
     Request([1, 2, 3], [10, 11], SamplingSettings(max_tokens=4)),
@@ -85,8 +86,7 @@ def test_a_server_of_another_kind_is_told_by_each_of_its_routes(body: bytes) -> 
             return httpx.Response(200, content=b"vllm:prompt_tokens_total NaN" if path == "/metrics" else body)
 
     server = Odd(Path("/none"), "key", where="the log", advice="read it")
-    limits = {"pause_deadline_s": 1.0, "read_deadline_s": 1.0}
-    for work in (server.reset_prefix_cache, lambda: server.load(Path("w"), 1, **limits)):
+    for work in (server.reset_prefix_cache, lambda: server.load(Path("w"), 1, 1.0, 1.0, swap=WeightSwap.DRAIN)):
         assert "no vLLM server" in refusal(work).what
     assert server.tokens_done() is None
 
@@ -106,7 +106,7 @@ def test_only_what_was_done_counts_as_done(monkeypatch: pytest.MonkeyPatch) -> N
     assert "302" in refusal(server.wake_up, 1.0).what
     loaded = httpx.Response(200, json={"results": [{"directory": "w"}, {"directory": "old"}]})
     monkeypatch.setattr(Scripted, "answer", loaded)
-    refused = refusal(lambda: server.load(Path("w"), 1, pause_deadline_s=1.0, read_deadline_s=1.0))
+    refused = refusal(lambda: server.load(Path("w"), 1, 1.0, 1.0, swap=WeightSwap.DRAIN))
     assert "loaded 'old', not w" in refused.what
 
 
