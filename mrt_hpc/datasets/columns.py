@@ -175,18 +175,20 @@ def require_read(filled: Sequence[str], columns: Columns, ignored: Sequence[str]
             value=context or verdict,
             expected="each of them read, or left out by its name",
             advice=Advice(
-                "{ways}{options} if they are not needed",
-                ways=Advice("".join(dict.fromkeys(_way_to_read(name, columns) for name in context))),
-                options=[word for name in context or verdict for word in ("--ignore", name)],
+                "{options} if they are not needed",
+                options=[
+                    *dict.fromkeys(_way_to_read(name, columns) for name in context),
+                    *(word for name in context or verdict for word in ("--ignore", name)),
+                ],
             ),
         )
     return unread
 
 
-def _way_to_read(column: str, columns: Columns) -> str:
+def _way_to_read(column: str, columns: Columns) -> Advice:
     if column.lower().startswith(("choice", "option")):
-        return Advice("--choices {column}, or ", column=column)
-    return Advice("--problem {parts}, or ", parts=f"{column}+{columns.problem}")
+        return Advice("--choices {column}, or", column=column)
+    return Advice("--problem {parts}, or", parts=f"{column}+{columns.problem}")
 
 
 def value_of(row: Mapping[str, Any], column: str) -> object:
