@@ -220,7 +220,7 @@ def test_of_two_hosts_the_first_to_beat_goes_on(layout: RunLayout, monkeypatch: 
 def test_one_that_looked_too_early_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = iter([NO_BEAT])
     earlier = {"_lives": lambda *_: False, "read_beat": lambda path: next(first, None) or read_beat(path)}
-    for number, looks in enumerate((earlier, {"_newest_claim": lambda _: None})):
+    for number, looks in enumerate((earlier, {"_newest_claim": lambda _: (0, None)})):
         layout = run_of(tmp_path / str(number))
         with claim_run(layout, 10.0), monkeypatch.context() as patch:
             for name, look in looks.items():
