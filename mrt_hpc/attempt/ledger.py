@@ -329,14 +329,14 @@ def claim_run(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
     Raises:
         UserError: another live process holds the run.
     """
-    other = _newest_claim(layout)
+    generation, other = _newest_claim(layout)
     before = _beats_back_to_a_holder(layout, other)  # before the question whether they live: later beats are seen below
     if (holder := next((p for p in before if _lives(layout, p, heartbeat_limit_s)), None)) is not None:
         raise _run_in_use_error(layout, holder)
-    pid, here, generation = os.getpid(), socket.gethostname(), 1 + (0 if other is None else other.generation)
-    mine = LocalProcess(pid, _kernel_start(pid), here, generation, pid_space=_pid_space())
+    pid, here = os.getpid(), socket.gethostname()
+    mine = LocalProcess(pid, _kernel_start(pid), here, generation + 1, pid_space=_pid_space())
     if not create_text(_claim(layout, mine.generation), json.dumps(asdict(mine))):
-        raise _run_in_use_error(layout, _newest_claim(layout) or mine)
+        raise _run_in_use_error(layout, _newest_claim(layout)[1] or mine)
     with Heart(layout.heart(LOCAL, mine.generation), mine.name, heartbeat_limit_s) as heart:
         try:
             if holder := next((p for p, beat in before.items() if _beat(layout, p) not in (beat, NO_BEAT)), None):
@@ -354,7 +354,7 @@ def claim_run(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
 def _refuse_later_claim(layout: RunLayout, mine: LocalProcess) -> None:
     """Look for the next claim by its name: on a network filesystem a listing may be some seconds old."""
     if _claim(layout, mine.generation + 1).exists():
-        raise _run_in_use_error(layout, _newest_claim(layout) or mine)
+        raise _run_in_use_error(layout, _newest_claim(layout)[1] or mine)
 
 
 def _beats_back_to_a_holder(layout: RunLayout, newest: LocalProcess | None) -> dict[LocalProcess, Beat]:
@@ -379,7 +379,7 @@ def _claim(layout: RunLayout, generation: int) -> Path:
 
 
 def local_process(layout: RunLayout) -> LocalProcess | None:
-    entry = _newest_claim(layout)
+    _, entry = _newest_claim(layout)
     return entry if entry is not None and entry.is_here and entry.pid != os.getpid() else None
 
 
@@ -388,21 +388,23 @@ def shown_process(layout: RunLayout) -> tuple[LocalProcess | None, list[str]]:
     damaged; the lines say which.
     """
     try:
-        return _newest_claim(layout), []
+        return _newest_claim(layout)[1], []
     except UnreadableError as error:
         return None, [error.line]
 
 
 def process_elsewhere(layout: RunLayout) -> LocalProcess | None:
     """This machine cannot check whether it still runs."""
-    entry = _newest_claim(layout)
+    _, entry = _newest_claim(layout)
     return entry if entry is not None and entry.host != socket.gethostname() else None
 
 
-def _newest_claim(layout: RunLayout) -> LocalProcess | None:
-    """Where the newest is damaged, no earlier one is an answer: its process may run."""
+def _newest_claim(layout: RunLayout) -> tuple[int, LocalProcess | None]:
     paths = list_directory(layout.jobs, "local-*.json")
-    return _read_claim(layout, paths[-1]) if paths else None
+    if not paths:
+        return 0, None
+    # where the newest is damaged, no earlier one is an answer: its process may run
+    return _number(paths[-1]), _read_claim(layout, paths[-1])
 
 
 def _read_claim(layout: RunLayout, path: Path) -> LocalProcess:
@@ -415,7 +417,7 @@ def _read_claim(layout: RunLayout, path: Path) -> LocalProcess:
     except FileNotFoundError as error:
         raise UnreadableError("the record of a process leads nowhere", where=path, advice=advice) from error
     is_of_another = process.is_known_here and process.folder not in ("", _folder(layout))
-    return replace(process, generation=_number(path), ended=process.ended or is_of_another)
+    return replace(process, ended=process.ended or is_of_another)
 
 
 def _lives(layout: RunLayout, process: LocalProcess, heartbeat_limit_s: float) -> bool:

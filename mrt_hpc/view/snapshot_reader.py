@@ -215,7 +215,8 @@ class SnapshotReader:
         iterations = self._iterations(done, measured, len(groups))
         since, stuck = self.history.published.get(done.iterations_done), stuck_tasks(look)
         clock = Clock(now, done.iterations_done, iterations.seconds, since, held_up=bool(stuck))
-        happenings, tasks = self.history.all_happenings(look.record_of), (done.evaluations_done, done.evaluations)
+        happenings = self.history.all_happenings(look.record_of)
+        evaluations = self._evaluations(done.evaluations_done, done.evaluations)  # before the faults of its files
         return snapshot.Snapshot(
             run=str(self.layout.root),
             name=self.plan.name,
@@ -228,7 +229,7 @@ class SnapshotReader:
             process=look.process.pid if look.process is not None and look.runs_here else None,
             iterations=iterations,
             measured=tuple(map(measurement_of, measured)),
-            evaluations=self._evaluations(*tasks),
+            evaluations=evaluations,
             jobs=tuple(_job(job, look) for job in self.plan.jobs),
             tasks=tuple(self._tasks(look, stuck)),
             throughput=throughput(self.layout, measured, groups, self.history, self.costs),
