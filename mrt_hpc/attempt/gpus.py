@@ -9,13 +9,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from subprocess import TimeoutExpired
+from typing import NamedTuple
 
 from mrt_hpc.errors import Advice, ExitCode, UserError
 from mrt_hpc.plan.jobs import Job, JobResources, Role
@@ -100,67 +98,63 @@ def verdict(view: GpuView, resources: JobResources, *, shared: bool = False) -> 
     """Return why a process of a task cannot use the GPUs that it sees; None if it can. ``shared``: the first rank also
     samples, with servers on the GPUs of all ranks.
     """
-    error = partial(UserError, where=f"node {os.uname().nodename}", value=view.describe_gpus())
     if view.torch_cuda is None:
-        return error(
+        return _gpu_error(
             "the installed torch is a build without CUDA",
+            view,
             expected="the environment of env/setup cuda, or an image built from containers/cuda.def",
             advice="run `env/setup cuda`, or name that image as container.image in the site profile; then "
             "mrt-hpc submit RUN",
         )
-    of_gpus = _faults_of_gpus(view, resources, error, shared=shared)
-    return next(chain(of_gpus, _faults_of_node(view, view.torch_cuda, error, shared=shared)), None)
+    return (
+        _slices(view)
+        or _too_few(view, resources, shared=shared)
+        or _compute_mode_error(view, shared=shared)
+        or _driver_too_old(view, view.torch_cuda)
+        or _too_old_gpus(view)
+    )
 
 
-def _faults_of_gpus(
-    view: GpuView, resources: JobResources, error: Callable[..., UserError], *, shared: bool
-) -> Iterator[UserError]:
+def _slices(view: GpuView) -> UserError | None:
+    if not is_slice(" ".join([view.visible or "", *view.names])):
+        return None
+    return _gpu_error(
+        "this task got parts of GPUs (MIG)",
+        view,
+        expected=NO_SLICES,
+        advice="choose whole GPUs (gpu_type or partitions.gpu in the site profile; `sinfo -o '%R %G'` shows them), and "
+        "then mrt-hpc submit RUN",
+    )
+
+
+def _too_few(view: GpuView, resources: JobResources, *, shared: bool) -> UserError | None:
     """A rank may see only its own GPUs, unless they are shared, those of its node, or more."""
-    if is_slice(" ".join([view.visible or "", *view.names])):
-        yield error(
-            "this task got parts of GPUs (MIG)",
-            expected=NO_SLICES,
-            advice="choose whole GPUs (gpu_type or partitions.gpu in the site profile; `sinfo -o '%R %G'` shows them), "
-            "and then mrt-hpc submit RUN",
-        )
     seen, own = len(view.capabilities), resources.gpus_per_rank
     on_node = own * resources.ranks_per_node
-    if seen < on_node and (seen != own or shared):
-        yield error(
-            f"this task asked for {on_node} GPU(s) on this node, {own} a rank, and a rank sees {seen}",
-            expected=f"at least {on_node} that CUDA can use" + ("" if shared else f", or {own}"),
-            advice=SEE_ALL if seen == own else _way_to_gpus(view),
-            exit_code=ExitCode.RETRYABLE if _is_out_of_order(view) else ExitCode.FATAL,
-        )
+    if seen >= on_node or (seen == own and not shared):
+        return None
+    return _gpu_error(
+        f"this task asked for {on_node} GPU(s) on this node, {own} a rank, and a rank sees {seen}",
+        view,
+        expected=f"at least {on_node} that CUDA can use" + ("" if shared else f", or {own}"),
+        advice=SEE_ALL if seen == own and shared else _way_to_gpus(view),
+        exit_code=ExitCode.RETRYABLE if _is_out_of_order(view) else ExitCode.FATAL,
+    )
 
 
-def _faults_of_node(
-    view: GpuView, torch_cuda: str, error: Callable[..., UserError], *, shared: bool
-) -> Iterator[UserError]:
-    default = "compute mode DEFAULT (`nvidia-smi --query-gpu=compute_mode --format=csv`)"
-    ask, mode = "ask the administrators for DEFAULT", "a GPU of this node has compute mode"
-    if PROHIBITED in view.modes:
-        yield error(f"{mode} PROHIBITED", expected=default, advice=ask)
-    if shared and EXCLUSIVE_PROCESS in view.modes:
-        what = f"{mode} EXCLUSIVE_PROCESS: trainer and server of a colocated task cannot share it"
-        ask += ", or start another run with --set schedule.coupling=concurrent"
-        yield error(what, expected=default, advice=ask)
-    wanted = int(torch_cuda.partition(".")[0])
-    if view.driver_cuda is not None and view.driver_cuda[0] < wanted:
-        newer = f"driver {OLDEST_DRIVER.get(wanted, f'for CUDA {wanted}')} or newer, or NVIDIA's package cuda-compat"
-        yield error(
-            f"this node's driver is too old for the installed torch, which was built for CUDA {torch_cuda}",
-            expected=newer,
-            advice="choose nodes with a newer driver (partitions.gpu or sbatch: {constraint: ...} in the site "
-            "profile), or ask for one; then mrt-hpc submit RUN",
-        )
-    if any(capability < OLDEST_CAPABILITY for capability in view.capabilities):
-        nodes = "choose nodes with newer GPUs (gpu_type or partitions.gpu in the site profile); then mrt-hpc submit RUN"
-        yield error(
-            "this node's GPUs are too old for the installed torch",
-            expected="compute capability {}.{} or newer (Turing and later; not Volta)".format(*OLDEST_CAPABILITY),
-            advice=nodes,
-        )
+def _compute_mode_error(view: GpuView, *, shared: bool) -> UserError | None:
+    if PROHIBITED not in view.modes and not (shared and EXCLUSIVE_PROCESS in view.modes):
+        return None
+    mode = "PROHIBITED" if PROHIBITED in view.modes else "EXCLUSIVE_PROCESS"
+    return _gpu_error(
+        f"a GPU of this node has compute mode {mode}"
+        + ("" if PROHIBITED in view.modes else ": trainer and server of a colocated task cannot share it"),
+        view,
+        expected="compute mode DEFAULT (`nvidia-smi --query-gpu=compute_mode --format=csv`)",
+        advice="ask the administrators for DEFAULT"
+        if PROHIBITED in view.modes
+        else "ask the administrators for DEFAULT, or start another run with --set schedule.coupling=concurrent",
+    )
 
 
 def _is_out_of_order(view: GpuView) -> bool:
@@ -185,6 +179,39 @@ def _way_to_gpus(view: GpuView) -> str:
             "Gres of nodes), or remove CUDA_VISIBLE_DEVICES from its environment; then mrt-hpc submit RUN"
         )
     return f"run `nvidia-smi` on this node, and report a failure to its administrators; {LEAVE_OUT}"
+
+
+def _driver_too_old(view: GpuView, torch_cuda: str) -> UserError | None:
+    wanted = int(torch_cuda.partition(".")[0])
+    if view.driver_cuda is None or view.driver_cuda[0] >= wanted:
+        return None
+    return _gpu_error(
+        f"this node's driver is too old for the installed torch, which was built for CUDA {torch_cuda}",
+        view,
+        expected=f"driver {OLDEST_DRIVER.get(wanted, f'for CUDA {wanted}')} or newer, or NVIDIA's package cuda-compat",
+        advice="choose nodes with a newer driver (partitions.gpu or sbatch: {constraint: ...} in the site profile), or "
+        "ask for one; then mrt-hpc submit RUN",
+    )
+
+
+def _too_old_gpus(view: GpuView) -> UserError | None:
+    if all(capability >= OLDEST_CAPABILITY for capability in view.capabilities):
+        return None
+    return _gpu_error(
+        "this node's GPUs are too old for the installed torch",
+        view,
+        expected="compute capability {}.{} or newer (Turing and later; not Volta)".format(*OLDEST_CAPABILITY),
+        advice="choose nodes with newer GPUs (gpu_type or partitions.gpu in the site profile); then mrt-hpc submit RUN",
+    )
+
+
+def _gpu_error(
+    what: str, view: GpuView, *, expected: str, advice: str, exit_code: ExitCode = ExitCode.FATAL
+) -> UserError:
+    where = f"node {os.uname().nodename}"
+    return UserError(
+        what, where=where, value=view.describe_gpus(), expected=expected, advice=advice, exit_code=exit_code
+    )
 
 
 def look() -> GpuView:
@@ -222,9 +249,9 @@ def look_at_gpus() -> GpuView:
         torch_cuda=_cuda_of_torch(),
         problem=problem,
         driver_cuda=driver_cuda,
-        capabilities=tuple(capability for capability, _, _ in devices),
-        names=tuple(name for _, name, _ in devices),
-        modes=tuple(mode for _, _, mode in devices),
+        capabilities=tuple(device.capability for device in devices),
+        names=tuple(device.name for device in devices),
+        modes=tuple(device.mode for device in devices),
     )
 
 
@@ -232,7 +259,8 @@ def _driver_version() -> str | None:
     """The version in ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ...``."""
     if not DRIVER_FILE.exists():
         return None
-    return next(iter(re.findall(r"\b\d{3}\.[\d.]+\b", DRIVER_FILE.read_text())), "of unknown version")
+    match = re.search(r"\b\d{3}\.[\d.]+\b", DRIVER_FILE.read_text())
+    return match[0] if match else "of unknown version"
 
 
 def _cuda_of_torch() -> str | None:
@@ -240,16 +268,18 @@ def _cuda_of_torch() -> str | None:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
-    text = Path(spec.origin).with_name("version.py").read_text()
-    return next(iter(re.findall(r"^cuda\b.*=\s*'([\d.]+)'", text, re.MULTILINE)), None)
+    match = re.search(r"^cuda\b.*=\s*'([\d.]+)'", Path(spec.origin).with_name("version.py").read_text(), re.MULTILINE)
+    return match[1] if match else None
 
 
 class DriverError(Exception):
     """A call to the driver's library failed."""
 
 
-Device = tuple[tuple[int, int], str, int]
-"""The compute capability, name and compute mode of a GPU."""
+class Device(NamedTuple):
+    capability: tuple[int, int]
+    name: str
+    mode: int
 
 
 def _ask_driver() -> tuple[tuple[int, int] | None, tuple[Device, ...], str | None]:
@@ -272,9 +302,13 @@ def _ask_driver() -> tuple[tuple[int, int] | None, tuple[Device, ...], str | Non
 def _read_device(library: ctypes.CDLL, device: int) -> Device:
     numbers = (_MAJOR, _MINOR, _COMPUTE_MODE)
     major, minor, mode = (_read_number(library, "cuDeviceGetAttribute", number, device) for number in numbers)
-    name = ctypes.create_string_buffer(256)
-    _call(library, "cuDeviceGetName", name, len(name), device)
-    return (major, minor), name.value.decode(errors="replace"), mode
+    return Device((major, minor), _name(library, device), mode)
+
+
+def _name(library: ctypes.CDLL, device: int) -> str:
+    text = ctypes.create_string_buffer(256)
+    _call(library, "cuDeviceGetName", text, len(text), device)
+    return text.value.decode(errors="replace")
 
 
 def _read_number(library: ctypes.CDLL, function: str, *arguments: int) -> int:
@@ -285,7 +319,8 @@ def _read_number(library: ctypes.CDLL, function: str, *arguments: int) -> int:
 
 
 def _call(library: ctypes.CDLL, function: str, *arguments: object) -> None:
-    if code := getattr(library, function)(*arguments):
+    code = getattr(library, function)(*arguments)
+    if code:
         raise DriverError(f"{function} failed with error {code}")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from mrt_hpc.attempt.ledger import local_process
 from mrt_hpc.backends.queued_jobs import job_ids_of, live_jobs
 from mrt_hpc.errors import Advice, UserError
-from mrt_hpc.plan.jobs import Role, read_plan
+from mrt_hpc.plan.jobs import Job, Role, read_plan
 from mrt_hpc.recipe.find import absolute, expand_home
 from mrt_hpc.recipe.hub_models import HubModel, cached_directory, hub_model_of, is_hub_name
 from mrt_hpc.recipe.lock import read_recipe_lock
@@ -128,11 +128,15 @@ def publishing_jobs(layout: RunLayout, versions: Sequence[int]) -> dict[int, lis
     trainers = [job for job in read_plan(layout.plan).jobs if job.does(Role.TRAINER) or job.does(Role.PREPARE)]
     publishers: dict[int, list[str]] = {}
     for version in missing:
-        # an iteration publishes the version after its number, and prepare the first
-        makers = [one.name for one in trainers if version - 1 in ([-1] if one.role is Role.PREPARE else one.iterations)]
+        makers = [job.name for job in trainers if version in _job_versions(job)]
         ahead = version > max(published, default=-1)
         publishers[version] = job_ids_of([live[name] for name in makers if name in live]) if ahead else []
     return publishers
+
+
+def _job_versions(job: Job) -> range:
+    """Versions that a job publishes."""
+    return range(1) if job.role is Role.PREPARE else range(job.iterations.start + 1, job.iterations.stop + 1)
 
 
 def not_published(layout: RunLayout, version: int) -> UserError:

@@ -3,9 +3,8 @@ the rollouts of one problem, which start at the prompt or at prefixes of a stale
 """
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
-from operator import add
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mrt_hpc.inference.protocol import SamplingSettings
 from mrt_hpc.run.records import AnswerProbability, Branch, PrefixValue, Problem, Rollout
@@ -55,8 +54,10 @@ class CandidateLook:
     @property
     def index_of_taken(self) -> int | None:
         """Among the open candidates followed by the closed ones."""
-        candidates = [*((answer, False) for answer in self.open), *((answer, True) for answer in self.closed)]
-        return None if self.taken is None else candidates.index(self.taken)
+        if self.taken is None:
+            return None
+        answer, ended = self.taken
+        return len(self.open) + list(self.closed).index(answer) if ended else list(self.open).index(answer)
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,11 @@ class ScoringCost:
     """Prompt tokens that the server had cached."""
 
     def __add__(self, other: "ScoringCost") -> "ScoringCost":
-        return ScoringCost(*map(add, astuple(self), astuple(other)))
+        return ScoringCost(
+            self.tokens + other.tokens,
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
 
 
 @dataclass(frozen=True)
@@ -168,35 +173,47 @@ class SampledTrace:
         return self.iteration, self.group.problem.id, self.sample
 
     def graded_rollout(self, answer: str | None, reward: float) -> Rollout:
+        c = self.completion
         return Rollout(
             *self._place,
-            **_sampled_fields(self.completion),
+            seed=c.seed,
+            weights_version=c.weights_version,
             prompt_ids=self.start.context_ids,
             forced=self.start.forced,
+            token_ids=c.token_ids,
+            logprobs=c.logprobs,
+            finish_reason=c.finish_reason,
             text=self.text,
             answer=answer,
             reward=reward,
             boundaries=self.boundaries,
-            started=self.completion.started,
-            seconds=self.completion.seconds,
+            started=c.started,
+            seconds=c.seconds,
             inserted=self.inserted,
             stage=self.stage,
             stages=self.stages,
+            later_weights=c.later_weights,
         )
 
     def branch(self, branch: SampledBranch, answer: str | None, reward: float, look_ahead: float = 0.0) -> Branch:
+        c = branch.completion
         return Branch(
             *self._place,
-            **_sampled_fields(branch.completion),
             boundary=branch.boundary,
             branch=branch.branch,
+            seed=c.seed,
+            weights_version=c.weights_version,
+            token_ids=c.token_ids,
+            logprobs=c.logprobs,
+            finish_reason=c.finish_reason,
             text=branch.text,
             answer=answer,
             reward=reward,
             known=branch.known,
             look_ahead=look_ahead,
-            prompt_tokens=branch.completion.prompt_tokens,
-            cached_tokens=branch.completion.cached_tokens,
+            prompt_tokens=c.prompt_tokens,
+            cached_tokens=c.cached_tokens,
+            later_weights=c.later_weights,
         )
 
     def known_answer(self, scored: ScoredAnswer, reward: float) -> AnswerProbability:
@@ -212,9 +229,3 @@ class SampledTrace:
             branches=plan.branches,
             baseline=plan.baseline,
         )
-
-
-def _sampled_fields(completion: "Completion") -> dict[str, Any]:
-    """What every record of sampled tokens holds."""
-    names = ("seed", "weights_version", "token_ids", "logprobs", "finish_reason", "later_weights")
-    return {name: getattr(completion, name) for name in names}

@@ -71,7 +71,10 @@ def changed_verdicts(before: Sequence[Sampled], now: Sequence[Sampled]) -> list[
 
 def traces_of(part: Sampled) -> list[Sampled]:
     sampled = {(r.problem_id, r.sample): Sampled(rollouts=[r], statistics=part.statistics) for r in part.rollouts}
-    for name in ("branches", "answers", "values"):
-        for record in getattr(part, name):
-            getattr(sampled[record.problem_id, record.sample], name).append(record)
+    for branch in part.branches:
+        sampled[branch.problem_id, branch.sample].branches.append(branch)
+    for answer in part.answers:
+        sampled[answer.problem_id, answer.sample].answers.append(answer)
+    for value in part.values:
+        sampled[value.problem_id, value.sample].values.append(value)
     return list(sampled.values())

@@ -119,7 +119,7 @@ def verified_weights(task: Task, version: int) -> Weights:
         DamagedError: it was damaged.
     """
     directory = task.layout.weights_version(version)
-    before = _inode(directory)
+    before = task.retry(lambda: _inode(directory), f"looking at {directory}")
     try:
         digest = task.retry(lambda: verify(directory).digest, f"reading {directory}")
     except DamagedError as damage:
