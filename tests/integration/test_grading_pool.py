@@ -184,18 +184,18 @@ def test_a_broken_pool_loses_no_pair_that_waits_in_it() -> None:
 )
 def test_a_broken_pool_is_replaced_a_few_times(kills: int, is_graded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Idle processes are killed before the pair is sent: pebble gives such a pool up."""
-    started = grader_queue.Lane.started
+    start = grader_queue.Lane.start
     left = iter(range(kills))
 
     def broken(self: grader_queue.Lane) -> grader_queue.ProcessPool:
-        pool = started(self)
+        pool = start(self)
         if next(left, None) is not None:
             _signal_children(signal.SIGKILL)
             wait_until(lambda: not pool.active, reason="a broken pool", deadline_s=60)
         return pool
 
     with GraderPool(MathVerifier(), processes=1) as small:
-        monkeypatch.setattr(grader_queue.Lane, "started", broken)
+        monkeypatch.setattr(grader_queue.Lane, "start", broken)
         if is_graded:
             assert grade_all(small, [("\\frac{3}{6}", "\\frac{1}{2}")])[0].reward == 1.0
         else:
