@@ -97,7 +97,6 @@ def main() -> None:
         weights = verified_weights(sampler, 0)
         worker = inference.Worker.of(sampler, problems, weights)
         watch = NeedWatch(Rounds(sampler, len(problems)))
-        stack.enter_context(worker.local.open())
         policy = inference.policy_servers(sampler)
         equipment = stack.enter_context(inference.start_equipment(policy, weights, worker.max_model_len, watch))
         choose_kernels(learner.recipe.training.deterministic)
