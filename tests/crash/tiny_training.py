@@ -143,7 +143,7 @@ def tiny_engines(*, noisy: bool = False) -> Iterator[None]:
         patch.setattr(trainer.Trainer, "_compare", lambda self: setattr(self, "_compared", True))
         patch.setattr(checkpoint, "TrainedState", TinyState)
         patch.setattr(export, "gather", lambda engine, dtype: {NAME: engine.tensors["weight"].to(dtype)})
-        patch.setattr(export, "write", write_model)
+        patch.setattr(export.GatheredWeights, "write", lambda self, to: write_model(self.tensors, to))
         joins = not torch.distributed.is_initialized()  # another test of this process may have joined
         if joins:
             rendezvous.join(Ranks())
@@ -156,13 +156,13 @@ def tiny_engines(*, noisy: bool = False) -> Iterator[None]:
                 rendezvous.leave()
 
 
-def write_model(engine: TinyEngine, tensors: dict[str, torch.Tensor], dtype: str, directory: Path) -> None:
+def write_model(tensors: dict[str, torch.Tensor], directory: Path) -> None:
     (directory / "model.safetensors").write_bytes(save(tensors))
     (directory / "config.json").write_text("{}")
 
 
 def first_version(layout: RunLayout) -> None:
-    publish(layout, 0, partial(write_model, None, {NAME: torch.zeros(SIZE, dtype=torch.bfloat16)}, "bfloat16"))
+    publish(layout, 0, partial(write_model, {NAME: torch.zeros(SIZE, dtype=torch.bfloat16)}))
 
 
 class Silent(EventLog):

@@ -147,7 +147,7 @@ def test_plan_and_fields(node: LoginNode) -> None:
 def test_data_is_prepared_and_checked(node: LoginNode) -> None:
     (node.folder / "rows.jsonl").write_text('{"question": "What is 1+1?", "answer": 2}\n')
     out = node.folder / "mine.jsonl"
-    assert "1 problems of 1 rows" in node.gives("data", "prepare", node.folder / "rows.jsonl", out)
+    assert "mine.jsonl: 1 problems" in node.gives("data", "prepare", node.folder / "rows.jsonl", out)
     assert "nothing was found" in node.gives("data", "check", out)
     refused = node.gives("data", "prepare", "hub:lab/sums", node.folder / "other.jsonl", code=2)
     assert "needs the package huggingface_hub" in refused

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -24,7 +25,7 @@ from training_support import in_ranks, random_batch, settings, tiny_model
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Batching, Precision
-from mrt_hpc.run import weights
+from mrt_hpc.run import atomic, manifest, weights
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, verify, write_manifest
 from mrt_hpc.training import checkpoint, export
@@ -398,21 +399,21 @@ def on_a_full_quota(_: Callable[..., object], path: Path, *__: object, **___: ob
     raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(path))
 
 
-FAILURES: dict[str, tuple[int, str, Callable[..., Any]]] = {
-    "full-1": (1, "write_tensors", on_full_disk),
-    "full-0": (0, "write_tensors", on_full_disk),
-    "taken-1": (1, "write_tensors", where_a_directory_stands),
-    "quota-0": (0, "write_manifest", on_a_full_quota),
-    "state-0": (0, "commit_directory", on_a_full_quota),
+FAILURES: dict[str, tuple[int, ModuleType, str, Callable[..., Any]]] = {
+    "full-1": (1, checkpoint, "write_tensors", on_full_disk),
+    "full-0": (0, checkpoint, "write_tensors", on_full_disk),
+    "taken-1": (1, checkpoint, "write_tensors", where_a_directory_stands),
+    "quota-0": (0, manifest, "write_manifest", on_a_full_quota),
+    "state-0": (0, atomic, "commit_directory", on_a_full_quota),
 }
 
 
 def attempt(case: str, path: Path, ranks: Ranks, trainer: Any) -> dict[str, Any]:
-    failing_rank, function, wrong = FAILURES[case]
-    write = getattr(checkpoint, function)
+    failing_rank, module, function, wrong = FAILURES[case]
+    write = getattr(module, function)
     started = time.monotonic()
     try:
-        with mock.patch.object(checkpoint, function, partial(wrong, write) if ranks.rank == failing_rank else write):
+        with mock.patch.object(module, function, partial(wrong, write) if ranks.rank == failing_rank else write):
             checkpoint.save(trainer, path, {})
     except (OSError, UserError) as error:
         number = error.errno if isinstance(error, OSError) else None
