@@ -202,19 +202,20 @@ def _base(named: Any, where: FieldPlace, chain: tuple[Path, ...]) -> Path:
 
     def refusal(what: str, expected: str) -> UserError:
         line, advice = f"{where.path}, line {where.line}", Advice("edit {path}", path=where.path)
-        return UserError(f"extends: {what}", value=named, where=line, expected=expected, advice=advice)
+        return UserError(what, value=named, where=line, expected=expected, advice=advice)
 
     if not isinstance(named, str) or not named.strip():
-        raise refusal("wrong value", "the path or the name of another recipe")
+        raise refusal("extends: wrong value", "the path or the name of another recipe")
     beside = [path for path in spellings(where.path.parent / expand_home(named)) if path.is_file()]
     try:
         base = beside[0] if beside else find(RECIPES, _ABOVE.sub("", named))  # a copied variant stands elsewhere
     except UserError as error:
         expected = f"a path from {where.path.parent}, or the name of a recipe; {error.expected or ''}".rstrip("; ")
-        raise refusal("there is no such recipe", expected) from error
+        raise refusal("extends: there is no such recipe", expected) from error
     if base.resolve() in chain:
         circle = " -> ".join(str(path) for path in (*chain, base.resolve()))
-        raise refusal(f"recipes extend each other in a circle: {circle}", "a recipe that does not extend this one")
+        what = f"extends: recipes extend each other in a circle: {circle}"
+        raise refusal(what, "a recipe that does not extend this one")
     return base
 
 
