@@ -66,7 +66,7 @@ def prepare(source: str, output: Path, drop_bad: bool, force: bool, **asked: Any
     Examples:
       mrt-hpc data prepare rows.jsonl data/mine.jsonl
       mrt-hpc data prepare rows.parquet data/mine.jsonl --problem text --answer label
-      mrt-hpc data prepare sheet.csv data/mine.jsonl --delimiter ';' --encoding latin-1
+      mrt-hpc data prepare sheet.csv data/mine.jsonl --delimiter tab --encoding latin-1
       mrt-hpc data prepare quiz.json data/quiz.jsonl --choices options --ignore table
       mrt-hpc data prepare hub:HuggingFaceH4/MATH-500/test data/math500.jsonl
     """

@@ -73,7 +73,7 @@ def test_a_version_published_again_while_the_damaged_one_was_read_stays(
 ) -> None:
     publish_some(layout, 1)
 
-    def slow(directory: Path) -> None:
+    def slow(directory: Path, _: object) -> None:
         directory.rename(directory.with_name("elsewhere"))
         publish_some(layout, 1)
         raise DamagedError("damaged", where=directory)

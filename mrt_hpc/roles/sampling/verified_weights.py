@@ -5,7 +5,7 @@ verified. A damaged version is set aside, and its maker makes it again.
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from threading import Event, Thread
 from mrt_hpc.errors import Advice, UserError, retryable_error
 from mrt_hpc.plan.jobs import Plan, Role
 from mrt_hpc.roles.task.context import LONGEST_LOOK_S, Task
-from mrt_hpc.run.atomic import checksum, tree
+from mrt_hpc.run.atomic import checksum, checksums, tree
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import DamagedError, verify
 from mrt_hpc.run.weights import Weights, published_versions
@@ -89,8 +89,7 @@ class Prefetch:
             self.newest = newest
             directory = self.layout.weights_version(newest)
             stamps = _stamps(directory)  # before the reading: a file that changes meanwhile is verified again
-            digest = verify(directory, self._checksum_each).digest
-            self._verified = Weights(newest, digest, directory), stamps
+            self._verified = _verify(self.layout, newest, self._checksum_each), stamps
 
     def _checksum_each(self, files: Sequence[Path]) -> Iterator[str]:
         """[files] SHA-256 one after the other: the cores belong to the server and the graders."""
@@ -121,7 +120,7 @@ def verified_weights(task: Task, version: int) -> Weights:
     directory = task.layout.weights_version(version)
     before = task.retry(lambda: _inode(directory), f"looking at {directory}")
     try:
-        digest = task.retry(lambda: verify(directory).digest, f"reading {directory}")
+        return task.retry(lambda: _verify(task.layout, version), f"reading {directory}")
     except DamagedError as damage:
         if version == 0:
             removed = [directory, task.layout.root / "tasks/prepare"]
@@ -133,7 +132,12 @@ def verified_weights(task: Task, version: int) -> Weights:
         if before is not None and _inode(directory) == before:  # else it was published again meanwhile
             _set_aside_damaged(task, version, damage)
         raise
-    return Weights(version, digest, directory)
+
+
+def _verify(layout: RunLayout, version: int, read: Callable[[Sequence[Path]], Iterable[str]] = checksums) -> Weights:
+    """A version whose files are those of its manifest; ``read`` gives the SHA-256 of each, in order."""
+    directory = layout.weights_version(version)
+    return Weights(version, verify(directory, read).digest, directory)
 
 
 def _set_aside_damaged(task: Task, version: int, damage: DamagedError) -> None:
