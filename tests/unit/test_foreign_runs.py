@@ -3,9 +3,6 @@
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +11,8 @@ import pytest
 from basics import ROOT
 from commands import typed
 from evaluated import evaluated_run
-from other_users import ANOTHER, ROOT_ONLY, give_away, shared_folder
+from families import holder_of
+from other_users import ANOTHER, ROOT_ONLY, give_away
 
 from mrt_hpc.cli.main import main
 from mrt_hpc.cli.options import RunName, RunUse
@@ -55,12 +53,6 @@ def test_the_table_of_the_page_is_what_commands_declare() -> None:
         r"^\| (`[^|]*`) \| (looks|copies|writes) \|", (ROOT / "docs/running.md").read_text(), re.MULTILINE
     )
     assert {(name, use) for names, use in rows for name in re.findall(r"`([\w-]+)`", names)} == {*uses()}
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    with shared_folder() as path:
-        yield path
 
 
 @pytest.fixture
@@ -113,24 +105,11 @@ def test_clean_removes_nothing_that_a_link_leads_to(hostile: RunLayout, kind: st
 def test_no_process_ends_that_a_link_in_a_run_of_another_user_leads_to(hostile: RunLayout, shared: Path) -> None:
     give_away(hostile.root)
     mine = evaluated_run(shared / "mine", 0)
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(mine.root)], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+    with holder_of(mine.root) as holder:
         shutil.rmtree(hostile.jobs, ignore_errors=True)
         hostile.jobs.symlink_to(mine.jobs)
         typed("cancel", hostile.root, exits=2)
         assert holder.poll() is None
-        holder.send_signal(signal.SIGKILL)
-
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from mrt_hpc.attempt.ledger import claim_run
-from mrt_hpc.run.layout import RunLayout
-with claim_run(RunLayout(Path(sys.argv[1])), 60):
-    print("held", flush=True)
-    time.sleep(600)
-"""
 
 
 @ROOT_ONLY

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -17,6 +16,7 @@ import pytest
 from basics import INFERENCE, TRAINER
 from canned_queue import CannedRun, submitted_run
 from commands import refusal, typed
+from families import holder_of
 from slurm_texts import squeue_prints
 from submitted import age
 
@@ -214,24 +214,11 @@ def test_a_copy_of_a_run_directory_has_none_of_its_jobs(run: CannedRun, tmp_path
 
 # -- processes of this machine
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from mrt_hpc.attempt.ledger import claim_run
-from mrt_hpc.run.layout import RunLayout
-with claim_run(RunLayout(Path(sys.argv[1])), 10.0):
-    print("held", flush=True)
-    time.sleep(600)
-"""
-
 
 @pytest.fixture
 def holder(run: CannedRun) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", HOLD, str(run.layout.root)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as process:
-        assert process.stdout is not None and process.stdout.readline() == "held\n"
+    with holder_of(run.layout.root) as process:
         yield process
-        process.kill()
 
 
 def test_the_process_of_a_run_is_not_that_of_its_copy_nor_of_a_link(
