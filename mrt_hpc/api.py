@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.recipe.find import RECIPES, expand_home, find
+from mrt_hpc.run.access import restored_umask
 from mrt_hpc.run.layout import RunLayout, existing_run, new_run_directory, run_path
 
 if TYPE_CHECKING:
@@ -269,7 +270,8 @@ def submit_recipe(
     files = None if data is None else _path(data, "a folder of data")
     recipe, layout = resolve_request(asked, overrides, shape, files, folder)
     chosen = chosen_site(site, layout).ensure_usable().site
-    submit_asked(recipe, chosen, layout.root, Listener(say, say, lambda _: nullcontext(lambda: None)))  # type: ignore[arg-type]
+    with restored_umask():
+        submit_asked(recipe, chosen, layout.root, Listener(say, say, lambda _: nullcontext(lambda: None)))  # type: ignore[arg-type]
     return open_run(layout.root)
 
 

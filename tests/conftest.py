@@ -122,6 +122,16 @@ def shared() -> Iterator[Path]:
         yield path
 
 
+@pytest.fixture(autouse=True)
+def _own_umask() -> Iterator[None]:
+    """Give each test the usual umask: a command on a run that the group reads sets that of its process, and tests share
+    one.
+    """
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _yaml_is_parsed_once() -> Iterator[None]:
     """Parse each text once: the tests read the same recipes and sites ten thousand times, in 10 ms each. A text with a

@@ -6,7 +6,8 @@ import logging
 import os
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mrt_hpc.run.atomic import tree
@@ -47,6 +48,17 @@ def follow_access(root: Path) -> None:
     """Make this process's files group-readable where the run directory is."""
     if is_open_to_group(root):
         os.umask(CLOSED_TO_OTHERS)
+
+
+@contextmanager
+def restored_umask() -> Iterator[None]:
+    """Give the process its own umask again at the end: a notebook's later files are not the run's."""
+    before = os.umask(CLOSED_TO_OTHERS)
+    os.umask(before)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def share_as_directory(directory: Path) -> None:

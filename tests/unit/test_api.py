@@ -21,6 +21,7 @@ import mrt_hpc
 from mrt_hpc import Run, compare, open_run, submit_recipe
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.registry import NotImported
+from mrt_hpc.run.access import open_to_group
 from mrt_hpc.run.family import Axis, Family
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.testing import check_algorithm, check_mode, check_prover, check_verifier
@@ -159,7 +160,10 @@ def test_a_recipe_is_submitted_and_its_run_is_returned(here: Path, tmp_path: Pat
     run = submit_recipe("quickstart", "seed=7", site=str(site), run=tmp_path / "run", say=said.append)
     assert run.recipe.seed == 7 and run.plan.jobs and said
     assert len([*(tmp_path / "scripts").glob("*.sh")]) == run.plan.tasks
+    open_to_group(run.path)
     assert submit_recipe(run.path, site=str(site)).path == run.path, "it is continued"
+    (tmp_path / "later").touch(mode=0o666)
+    assert (tmp_path / "later").stat().st_mode & 0o777 == 0o644, "the process has its own umask again"
 
 
 CLASS = "my_method:LastEpisode"

@@ -41,7 +41,7 @@ ROOMS: dict[str, int] = {
     "provers": 660,
     "recipe": 3060,  # imports of files that were cut by concept
     "roles": 4000,  # imports of files that were cut by concept
-    "run": 2900,  # columns of records are read as tables
+    "run": 2920,  # columns of records are read as tables; a program has its own umask again after it submits
     "submit": 1040,  # imports of files that were cut by concept
     "testing": 380,  # what a run takes for granted of own classes: it was in `evaluate`
     "training": 2320,  # imports of files that were cut by concept
