@@ -71,14 +71,17 @@ def swept(cluster: Cluster) -> Swept:
 
 
 def counting(cluster: Cluster, folder: Path) -> tuple[Path, Path]:
-    """A folder with Slurm's commands that note their names before they run, and the file with the names."""
+    """A folder with Slurm's commands that note their names before they run, and the file with the names. Tasks that
+    begin meanwhile have the same PATH, and are not counted.
+    """
     commands, calls = folder / "commands", folder / "calls"
     commands.mkdir()
     calls.touch(mode=0o666)
     calls.chmod(0o666)
     for name in COMMANDS:
         where = cluster.as_user("which", name).stdout.strip()
-        (commands / name).write_text(f'#!/bin/sh\necho {name} >> {calls}\nexec {where} "$@"\n')
+        note = f'[ -n "$SLURM_JOB_ID" ] || echo {name} >> {calls}'
+        (commands / name).write_text(f'#!/bin/sh\n{note}\nexec {where} "$@"\n')
         (commands / name).chmod(0o755)
     return commands, calls
 
