@@ -19,7 +19,7 @@ import psutil
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
 from mrt_hpc.algorithms.batch import Learnt, rollout_sequences
-from mrt_hpc.mrt.grpo import outcome_token_advantages
+from mrt_hpc.mrt.grpo import Baseline, Normalise, outcome_token_advantages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,7 +66,8 @@ class BriefAnswers(RolloutAlgorithm):
     def learnt(self, batch: Batch) -> Learnt:
         """Return every rollout with the advantage of its paid outcome."""
         paid = batch.rewards - PRICE_OF_A_TOKEN * np.array(batch.lengths)
-        advantages = outcome_token_advantages(paid, batch.problem_ids, batch.lengths, divide_by_std=True)
+        form = {"baseline": Baseline.GROUP, "normalise": Normalise.GROUP_STD}
+        advantages = outcome_token_advantages(paid, batch.problem_ids, batch.lengths, **form)
         return Learnt(rollout_sequences(batch, advantages))
 
 

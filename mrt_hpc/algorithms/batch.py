@@ -52,6 +52,11 @@ class Batch:
         return [r.tokens for r in self.rollouts]
 
     @property
+    def credit_bounds(self) -> list[list[int]]:
+        """[k + 1] of each rollout, the token offsets between which its episodes are credited."""
+        return [r.credited for r in self.rollouts]
+
+    @property
     def value_arrays(self) -> list[NDArray[np.float64]]:
         """[k + 1] of each rollout, V_0 .. V_k; empty where not all were estimated."""
         return [

@@ -1,24 +1,49 @@
 """GRPO: the outcome reward alone, compared within the group of a problem."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
 from mrt_hpc.algorithms.batch import Batch, Learnt, rollout_sequences
-from mrt_hpc.mrt.grpo import outcome_token_advantages
+from mrt_hpc.mrt.grpo import Baseline, Normalise, outcome_token_advantages
 
 
-class Grpo(RolloutAlgorithm):
+class OutcomeAlgorithm(RolloutAlgorithm):
+    """One advantage for all tokens of a rollout, from one reward of each rollout."""
+
+    former_values: ClassVar[Mapping[str, Mapping[bool | str, Mapping[str, Any]]]] = {
+        "divide_by_std": {True: {"baseline": "group", "normalise": "group_std"}, False: {"baseline": "group"}}
+    }
+
+    baseline: Literal["group", "leave_one_out"] = "leave_one_out"
+    """The quantity with which a reward is compared: the mean of the group with the own reward in it (GRPO), or the mean
+    of the others (RLOO).
+    """
+    normalise: Literal["none", "group_std", "batch_std"] = "none"
+    """The deviation that divides the advantages: none (Dr. GRPO), that of the group (GRPO), or that of the batch."""
+
+    def compared(self, batch: Batch, rewards: NDArray[np.float64]) -> Learnt:
+        """The sequences of a batch with these rewards, [B]."""
+        advantages = outcome_token_advantages(
+            rewards,
+            batch.problem_ids,
+            batch.lengths,
+            baseline=Baseline(self.baseline),
+            normalise=Normalise(self.normalise),
+        )
+        return Learnt(rollout_sequences(batch, advantages))
+
+
+class Grpo(OutcomeAlgorithm):
     """Outcome reward only, compared within the group of a problem.
 
     Source: Shao et al. (2024).
     """
 
     type: Literal["grpo"] = "grpo"
-    divide_by_std: bool = True
-    """Whether to divide by the group's standard deviation; false is Dr. GRPO's form."""
 
     def learnt(self, batch: Batch) -> Learnt:
-        advantages = outcome_token_advantages(
-            batch.rewards, batch.problem_ids, batch.lengths, divide_by_std=self.divide_by_std
-        )
-        return Learnt(rollout_sequences(batch, advantages))
+        return self.compared(batch, batch.rewards)

@@ -1,9 +1,9 @@
 """MRT from stale traces, see :mod:`mrt_hpc.mrt.mrt`."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -14,6 +14,7 @@ from mrt_hpc.inference.protocol import SamplingSettings
 from mrt_hpc.inference.tokens import answer_start
 from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
 from mrt_hpc.mrt import mrt
+from mrt_hpc.mrt.grpo import Baseline, Normalise
 from mrt_hpc.plan.hours import branch_tokens, tokens_per_value, trace_tokens
 from mrt_hpc.recipe.base import misfit
 from mrt_hpc.recipe.kinds import ExpectedTokens, ProverSettings, Refreshed
@@ -31,6 +32,10 @@ class Mrt(RolloutAlgorithm, Refreshed):
     """
 
     needs_prover: ClassVar[bool] = True
+    former_values: ClassVar[Mapping[str, Mapping[bool | str, Mapping[str, Any]]]] = {
+        "divide_by_std": {True: {"normalise": "outcome_group_std"}, False: {}},
+        "baseline": {"termination": {"baseline": "prefix"}},
+    }
     type: Literal["mrt"] = "mrt"
     alpha: Annotated[float, Field(ge=0, le=1000)] = 1.0
     """The weight of the bonus against the outcome."""
@@ -38,16 +43,18 @@ class Mrt(RolloutAlgorithm, Refreshed):
     """The quantity that alpha multiplies: the reward less the prefix's value (the authors' code), or the value that the
     first new episode reaches less the prefix's (the paper's equation), which needs branches at the end of that episode.
     """
-    baseline: Literal["group", "termination"] = "group"
-    """The quantity with which a reward is compared: the mean of the rollouts that continued, with the bonus added; or
-    the prefix's value alone, without a bonus.
+    baseline: Literal["group", "leave_one_out", "prefix"] = "leave_one_out"
+    """The quantity with which a reward is compared: the mean of the rollouts that continued, the own one in it, or of
+    the others there, with the bonus added; or the prefix's value alone, without a bonus: the gain over stopping.
     """
     train_terminated: bool = False
     """Whether to learn also from the forced half: its answers, and the choice between stopping and continuing. The
     forced closing tags then count in the mismatch metrics as well, with the policy's probability of stopping.
     """
-    divide_by_std: bool = False
-    """Whether to divide the outcome part by the group's standard deviation."""
+    normalise: Literal["none", "group_std", "outcome_group_std"] = "none"
+    """The deviation that divides the advantages: that of the whole advantages of a group; or, as in the authors' code,
+    that of the group's rewards, which divides the outcome alone and so changes the weight of alpha.
+    """
 
     def starts(self, context: StartContext) -> Starts:
         """Whole traces for a collection, one per problem, and a prefix of these for every iteration."""
@@ -98,11 +105,12 @@ class Mrt(RolloutAlgorithm, Refreshed):
                 "empty with algorithm mrt: the prefixes of stale traces have the length that sampling.max_tokens "
                 "allows",
             )
-        if self.baseline == "termination" and self.divide_by_std:
-            raise misfit("algorithm.divide_by_std", "false with baseline: termination, which does not divide")
-        if self.baseline == "termination" and (self.alpha != 1.0 or self.bonus != "end_of_trace"):
+        if self.baseline == "prefix" and self.normalise != "none":
+            raise misfit("algorithm.normalise", "none with baseline: prefix, which does not divide")
+        if self.baseline == "prefix" and (self.alpha != 1.0 or self.bonus != "end_of_trace"):
             raise misfit(
-                "algorithm.baseline", "group where alpha or bonus are set, as baseline termination uses neither of them"
+                "algorithm.baseline",
+                "leave_one_out where alpha or bonus are set, as baseline prefix uses neither of them",
             )
 
 
@@ -200,8 +208,8 @@ def _group_sequences(members: list[tuple[Rollout, dict[int, float]]], algorithm:
         group,
         alpha=algorithm.alpha,
         bonus=mrt.Bonus(algorithm.bonus),
-        baseline=mrt.Baseline(algorithm.baseline),
-        divide_by_std=algorithm.divide_by_std,
+        baseline=Baseline(algorithm.baseline),
+        normalise=Normalise(algorithm.normalise),
     )
     sequences = [
         sampled_sequence(r, r.prompt_ids, np.full(len(r.token_ids), a))

@@ -1,19 +1,22 @@
-"""MRT-online: the outcome advantage plus alpha times the progress of each episode."""
+"""MRT-online: the outcome advantage plus alpha times the credit of each episode, by default its progress."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm, check_one_temperature
 from mrt_hpc.algorithms.batch import Batch, Learnt, rollout_sequences, sampled_sequence
 from mrt_hpc.errors import UserError
-from mrt_hpc.mrt.mrt_online import branch_advantages, token_advantages
+from mrt_hpc.mrt.grpo import Baseline, Normalise
+from mrt_hpc.mrt.mrt_online import branch_advantages, token_advantages, token_credits
+from mrt_hpc.mrt.progress import Credit
 from mrt_hpc.plan.hours import boundaries_per_trace
-from mrt_hpc.recipe.base import misfit
+from mrt_hpc.recipe.base import Tokens, misfit
 from mrt_hpc.recipe.kinds import ExpectedTokens
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.records import Branch, Rollout
@@ -24,19 +27,34 @@ LEARNT_BRANCHES = 1 / 3
 
 
 class MrtOnline(RolloutAlgorithm):
-    """On-policy traces; each episode's tokens get the outcome advantage plus alpha times the episode's progress.
+    """On-policy traces; each episode's tokens get the outcome advantage plus alpha times the episode's credit.
 
     Source: paper, Section 6.
     """
 
     needs_prover: ClassVar[bool] = True
+    former_fields: ClassVar[Mapping[str, Any]] = {"normalise_progress": False}
+    former_values: ClassVar[Mapping[str, Mapping[bool | str, Mapping[str, Any]]]] = {
+        "divide_by_std": {True: {"baseline": "group", "normalise": "outcome_group_std"}, False: {"baseline": "group"}}
+    }
     type: Literal["mrt_online"] = "mrt_online"
     alpha: Annotated[float, Field(ge=0, le=1000)] = 1.0
-    """The weight of progress against outcome."""
-    divide_by_std: bool = True
-    """Whether to divide the outcome advantage by the group's standard deviation."""
-    normalise_progress: bool = False
-    """Whether to centre and scale progress over the batch before it is weighted."""
+    """The weight of the credit against the outcome: a progress of 1 counts as much as alpha right answers."""
+    credit: Literal["episode", "to_go", "area", "constant", "permuted"] = "episode"
+    """The quantity that alpha multiplies on the tokens of an episode: its own progress (the authors'), the progress
+    from there to the end of the thought, or the area under the values from there to budget_tokens. constant (1) and
+    permuted (the batch's progress in another order) are placebos.
+    """
+    budget_tokens: Tokens | None = None
+    """The budget of the area, in sampled tokens of a trace."""
+    baseline: Literal["group", "leave_one_out", "prefix"] = "leave_one_out"
+    """The quantity with which a reward is compared: the mean of the group with the own reward in it, the mean of the
+    others, or the value of the prefix before the episode.
+    """
+    normalise: Literal["none", "group_std", "batch_std", "outcome_group_std"] = "none"
+    """The deviation that divides the advantages: that of the whole advantages of a group or of the batch; or, as in the
+    authors' code, that of the group's rewards, which divides the outcome alone and so changes the weight of alpha.
+    """
     train_branches: bool = False
     """Whether to learn also from the branches, each compared with the others at its boundary, where some are right and
     some are wrong. This needs no more samples. Each branch is a sequence of its own for the trainer, which computes the
@@ -48,19 +66,34 @@ class MrtOnline(RolloutAlgorithm):
             batch.rewards,
             batch.problem_ids,
             batch.lengths,
-            [r.boundaries for r in batch.rollouts],
+            batch.credit_bounds,
             batch.value_arrays,
+            self.token_credits(batch),
             alpha=self.alpha,
-            divide_by_std=self.divide_by_std,
-            normalise_progress=self.normalise_progress,
+            baseline=Baseline(self.baseline),
+            normalise=Normalise(self.normalise),
         )
         sequences = rollout_sequences(batch, advantages)
         if not self.train_branches:
             return Learnt(sequences)
         return Learnt(sequences, *branch_sequences(batch, batch.question_ids()))
 
+    def token_credits(self, batch: Batch) -> list[NDArray[np.float64]]:
+        """What alpha multiplies, of every token: B arrays [T_i]. A class of one's own may return another credit."""
+        return token_credits(
+            Credit(self.credit),
+            batch.lengths,
+            [r.boundaries for r in batch.rollouts],
+            batch.credit_bounds,
+            batch.value_arrays,
+            budget=self.budget_tokens or 0,
+            seed=int(batch.digest[:16], 16),
+        )
+
     def check(self, recipe: Recipe) -> None:
-        """Refuse a prover whose branches cannot be learnt, if they are to be."""
+        """Refuse an area without a budget, and a prover whose branches cannot be learnt, if they are to be."""
+        if (self.credit == "area") != (self.budget_tokens is not None):
+            raise misfit("algorithm.budget_tokens", "a number of tokens with credit: area, and null with other credits")
         if self.train_branches:
             _check_branches(recipe)
 

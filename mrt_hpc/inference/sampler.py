@@ -12,9 +12,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
 from mrt_hpc.inference.protocol import Request
-from mrt_hpc.inference.tokens import TokenBytes, thought_and_answer
+from mrt_hpc.inference.tokens import BOX_OPENS, TokenBytes, thought_and_answer
 from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start, Valuation
-from mrt_hpc.mrt.episodes import cut_episodes
+from mrt_hpc.mrt.episodes import credit_bounds, cut_episodes
 from mrt_hpc.recipe.sections import Episodes
 from mrt_hpc.run.records import FinishReason
 from mrt_hpc.run.seeds import derive_seed
@@ -75,6 +75,7 @@ class TraceCutter:
         whole = start.prefix + b"".join(pieces)
         _, answer = thought_and_answer(whole, self.plan.thought_end)
         thinking = tokens_within(pieces, len(thought_and_answer(b"".join(pieces), self.plan.thought_end)[0]))
+        boundaries = [0] if start.forced else cut_episodes(pieces[:thinking], self.plan.rule)
         if start.forced and not self.plan.thought_end:  # a box in the prefix is not the answer
             answer = start.answer_start.encode() + b"".join(pieces)
         return SampledTrace(
@@ -84,9 +85,14 @@ class TraceCutter:
             sample=sample,
             text=whole.decode(errors="replace"),
             answer_text=(whole if answer is None else answer).decode(errors="replace"),
-            boundaries=[0] if start.forced else cut_episodes(pieces[:thinking], self.plan.rule),
+            boundaries=boundaries,
             completion=completion,
+            credit_bounds=[] if start.forced else self._credit_bounds(completion, boundaries),
         )
+
+    def _credit_bounds(self, completion: "Completion", boundaries: list[int]) -> list[int]:
+        pieces = self.tokens.pieces(completion.token_ids)
+        return credit_bounds(pieces, boundaries, self.plan.rule.markers, self.plan.thought_end or BOX_OPENS)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,10 @@ _BRACE = re.compile(rb"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 r"""An opened box; an escaped character, so that the braces of ``\{1\}`` do not count; a brace."""
 
 
+BOX_OPENS = b"{"
+"""The end of what opens a box, where a model without tags ends its thought."""
+
+
 def thought_and_answer(text: bytes, thought_end: bytes) -> tuple[bytes, bytes | None]:
     """The thought of a completion (or of its rest), and the answer, None where the thought has no end. ``thought_end``
     is empty for a model without tags.

@@ -159,6 +159,8 @@ class SampledTrace:
     stages: int = 1
     """Traces of its sample; the last one is the result."""
     valuation: Valuation = field(default_factory=Valuation)
+    credit_bounds: list[int] = field(default_factory=list)
+    """[k + 1] token offsets within the sampled part, see :class:`mrt_hpc.run.records.Rollout`."""
 
     @property
     def counts(self) -> bool:
@@ -193,6 +195,7 @@ class SampledTrace:
             stage=self.stage,
             stages=self.stages,
             later_weights=c.later_weights,
+            credit_bounds=self.credit_bounds,
         )
 
     def branch(self, branch: SampledBranch, answer: str | None, reward: float, look_ahead: float = 0.0) -> Branch:

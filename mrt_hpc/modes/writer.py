@@ -206,4 +206,4 @@ class Writer:
         start = Start(draft.context_ids, 1, self.settings)
         trace = self.cutter.cut(group, start, sample, draft.completion())
         placed = place_stage(trace, draft, stage, stages)
-        return placed if boundaries is None else replace(placed, boundaries=list(boundaries))
+        return placed if boundaries is None else replace(placed, boundaries=list(boundaries), credit_bounds=[])

@@ -6,6 +6,9 @@ boundary; at most ``max_cuts`` cuts; then every ``group_size`` consecutive steps
 beyond ``max_episodes`` join the last one.
 
 A cut that falls inside a token moves to that token's start: the marker stays whole, in the episode that it opens.
+
+The credit of an episode reaches further than its text: whether an episode ends is a choice of the policy, and the
+tokens that make it belong to the episode that they end (:func:`credit_bounds`).
 """
 
 import re
@@ -59,6 +62,43 @@ def cut_episodes(pieces: Sequence[bytes], rule: EpisodeRule) -> list[int]:
     cuts = merge_steps(episode_starts(b"".join(pieces), rule), rule.group_size)
     inner = sorted({bisect_right(ends, cut) for cut in cuts} - {0, len(pieces)})
     return [0, *inner[: rule.max_episodes - 1], len(pieces)]
+
+
+def credit_bounds(
+    pieces: Sequence[bytes], boundaries: Sequence[int], markers: Sequence[str], thought_end: bytes
+) -> list[int]:
+    """The token offsets between which each episode's tokens get its credit.
+
+    An episode ends by a choice: at the same prefix the policy may write the marker that opens the next episode, the
+    closing tag, or any other token, with which the episode goes on. All of them get the credit of this episode, so that
+    the extent of a credit depends on the prefix alone. (The paper's log pi(z_j) contains the end of z_j.) If the
+    closing tag had no credit, every positive credit would pay for not writing it.
+
+    Args:
+        pieces: [T] the bytes of each token of the trace, answer included.
+        boundaries: [k + 1] of :func:`cut_episodes`.
+        markers: with which a paragraph opens an episode.
+        thought_end: the closing tag; for a model without tags the brace that opens its box.
+
+    Returns:
+        [k + 1] ascending, from 0 to the offset after the closing tag, or to T where a limit cut the thought; that
+        offset alone for an empty thought.
+
+    Source: paper, Section 6.
+    """
+    start = [0] if len(boundaries) > 1 else []
+    inner = [_offset_after(pieces, boundary, [m.encode() for m in markers]) for boundary in boundaries[1:-1]]
+    return [*start, *inner, _offset_after(pieces, boundaries[-1], [thought_end])]
+
+
+def _offset_after(pieces: Sequence[bytes], start: int, texts: Sequence[bytes]) -> int:
+    """The offset after the token that completes one of the texts, from ``start`` on; T where none stands there."""
+    written = b""
+    for offset in range(start, len(pieces)):
+        written += pieces[offset]
+        if any(text in written for text in texts):
+            return offset + 1
+    return len(pieces)
 
 
 def episode_starts(text: bytes, rule: EpisodeRule) -> list[int]:

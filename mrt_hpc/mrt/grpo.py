@@ -1,47 +1,107 @@
 """GRPO: the advantage of the outcome reward, compared within the group of a problem."""
 
 from collections.abc import Hashable, Sequence
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 STD_FLOOR = 1e-6
-"""Added to a group's standard deviation, so that a group of equal rewards gives zero, not a division by zero."""
+"""Added to a deviation that divides, so that a group of equal rewards gives zero, not a division by zero."""
+
+
+class Baseline(StrEnum):
+    """The quantity with which a reward is compared."""
+
+    GROUP = "group"
+    """The mean of the group, the own reward included: the expected gradient is (n - 1) / n of the exact one."""
+    LEAVE_ONE_OUT = "leave_one_out"
+    """The mean of the others of the group, which does not depend on the own actions."""
+    PREFIX = "prefix"
+    """The value V_j of the prefix before the episode."""
+
+
+class Normalise(StrEnum):
+    """The quantity that divides advantages."""
+
+    NONE = "none"
+    GROUP_STD = "group_std"
+    """The deviation of the whole advantages of the problem's group."""
+    BATCH_STD = "batch_std"
+    """The deviation of the whole advantages of the batch."""
+    OUTCOME_GROUP_STD = "outcome_group_std"
+    """The deviation of the group's rewards, which divides the outcome's part alone: the form of the authors' code."""
 
 
 def outcome_advantages(
-    rewards: NDArray[np.float64], groups: Sequence[Hashable], *, divide_by_std: bool
+    rewards: NDArray[np.float64], groups: Sequence[Hashable], *, baseline: Baseline, divide_by_std: bool = False
 ) -> NDArray[np.float64]:
-    """[B] A_i = r_i - mean of its group, optionally divided by the group's standard deviation.
+    """[B] A_i = r_i less the mean of its group or of the others there, optionally divided by the group's deviation.
 
     Args:
         rewards: [B] r(x, z) of each rollout.
         groups: [B] the problem of each rollout.
-        divide_by_std: False is Dr. GRPO's form, which does not favour problems with little spread.
+        baseline: GROUP or LEAVE_ONE_OUT; with PREFIX the reward itself, whose baseline differs by token.
+        divide_by_std: the population's deviation of the group's rewards.
 
-    Source: Shao et al. (2024); Liu et al. (2025) for Dr. GRPO.
+    Source: Shao et al. (2024); Liu et al. (2025), Dr. GRPO, do not divide; Ahmadian et al. (2024), RLOO, leave one out.
     """
     advantages = np.zeros_like(rewards, dtype=np.float64)
     for members in group_members(groups):
         group = rewards[members]
-        advantages[members] = group - group.mean()
+        advantages[members] = compared(group, baseline)
         if divide_by_std:
             advantages[members] /= group.std() + STD_FLOOR
     return advantages
 
 
+def compared(rewards: NDArray[np.float64], baseline: Baseline) -> NDArray[np.float64]:
+    """[n] the rewards of one group less their baseline, as :func:`outcome_advantages`."""
+    if baseline is Baseline.PREFIX:
+        return rewards
+    return leave_one_out(rewards) if baseline is Baseline.LEAVE_ONE_OUT else rewards - rewards.mean()
+
+
 def outcome_token_advantages(
-    rewards: NDArray[np.float64], groups: Sequence[Hashable], lengths: Sequence[int], *, divide_by_std: bool
+    rewards: NDArray[np.float64],
+    groups: Sequence[Hashable],
+    lengths: Sequence[int],
+    *,
+    baseline: Baseline = Baseline.LEAVE_ONE_OUT,
+    normalise: Normalise = Normalise.NONE,
 ) -> list[NDArray[np.float64]]:
     """The advantages of the tokens: B arrays [T_i], each constant over its trace.
 
     Args:
         lengths: [B] T_i; the others as in :func:`outcome_advantages`.
+        normalise: see :func:`normalise_advantages`.
 
     Source: Shao et al. (2024).
     """
-    outcome = outcome_advantages(rewards, groups, divide_by_std=divide_by_std)
-    return [np.full(length, a) for a, length in zip(outcome, lengths, strict=True)]
+    outcome = outcome_advantages(rewards, groups, baseline=baseline)
+    spread = [np.full(length, a) for a, length in zip(outcome, lengths, strict=True)]
+    return normalise_advantages(spread, groups, normalise)
+
+
+def normalise_advantages(
+    advantages: Sequence[NDArray[np.float64]], groups: Sequence[Hashable], by: Normalise
+) -> list[NDArray[np.float64]]:
+    """Divide whole advantages, B arrays [T_i], by one number a group, or one a batch.
+
+    That number is the root of the mean square: the mean over the rollouts of the mean over a rollout's tokens, so that
+    a long trace counts as much as a short one. With an outcome alone and the baseline of the group it is the deviation
+    of the group's rewards, as in GRPO.
+
+    Source: Shao et al. (2024) for a group; Hu (2025), REINFORCE++, for a batch.
+    """
+    if by in (Normalise.NONE, Normalise.OUTCOME_GROUP_STD) or not advantages:
+        return [*advantages]
+    squares = np.array([np.mean(a**2) for a in advantages])
+    together = group_members(groups) if by is Normalise.GROUP_STD else [[*range(len(advantages))]]
+    scale = np.ones(len(advantages))
+    for members in together:
+        scale[members] = np.sqrt(squares[members].mean()) + STD_FLOOR
+    return [a / s for a, s in zip(advantages, scale, strict=True)]
 
 
 def leave_one_out(rewards: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -4,13 +4,15 @@ For each problem one boundary j of a trace of the starting policy is drawn. From
 the rollouts continue to think, the others are forced to stop and answer, which gives V(c_j). Every token that a
 continued rollout sampled after c_j gets one number:
 
-    end of trace:  A_i = (r_i - mean of the group) + alpha (r_i - V(c_j))               the authors' code
-    next episode:  A_i = (r_i - mean of the group) + alpha (V_i(c_{j+1}) - V(c_j))      the paper's equation
-    termination:   A_i = r_i - V(c_j)                                                   the value of continuing
+    end of trace:  A_i = (r_i - baseline) + alpha (r_i - V(c_j))               the authors' code
+    next episode:  A_i = (r_i - baseline) + alpha (V_i(c_{j+1}) - V(c_j))      the paper's equation
+    prefix:        A_i = r_i - V(c_j)                                          the value of continuing
 
-The group is the half that continued. Given c_j the value V(c_j) is a constant, so it is a baseline: it changes the
-variance, and which groups give a signal, but not the expected gradient. Prefix and forced tokens are context, never
-trained on.
+The group is the half that continued, and the baseline its mean or the mean of the others. The bonus stands on all
+tokens after c_j: on those of the first new episode, whose end is a choice among them, it is the return of their
+choices; on later ones it is a constant given their prefix, which adds nothing to the expected gradient. Given c_j the
+value V(c_j) is a constant, so it is a baseline: it changes the variance, and which groups give a signal, but not the
+expected gradient. Prefix and forced tokens are context, never trained on.
 """
 
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from mrt_hpc.mrt.grpo import STD_FLOOR, leave_one_out
+from mrt_hpc.mrt.grpo import STD_FLOOR, Baseline, Normalise, compared, leave_one_out, normalise_advantages
 
 
 class Bonus(StrEnum):
@@ -29,15 +31,6 @@ class Bonus(StrEnum):
     """r_i - V(c_j)."""
     NEXT_EPISODE = "next_episode"
     """V_i(c_{j+1}) - V(c_j), the progress of the first new episode."""
-
-
-class Baseline(StrEnum):
-    """The quantity with which a reward is compared."""
-
-    GROUP = "group"
-    """The mean reward of the rollouts that continued; the bonus is added."""
-    TERMINATION = "termination"
-    """V(c_j) alone, the value of stopping; there is no bonus and no alpha."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +51,13 @@ class PrefixGroup:
 
 
 def continued_advantages(
-    group: PrefixGroup, *, alpha: float, bonus: Bonus, baseline: Baseline, divide_by_std: bool
+    group: PrefixGroup, *, alpha: float, bonus: Bonus, baseline: Baseline, normalise: Normalise
 ) -> NDArray[np.float64]:
     """[m] one advantage for all tokens that a rollout sampled after c_j.
+
+    Args:
+        baseline: with PREFIX V(c_j) alone, the value of stopping, without bonus and alpha.
+        normalise: GROUP_STD divides the whole advantages, OUTCOME_GROUP_STD the part without the bonus.
 
     Raises:
         ValueError: the bonus is that of the next episode, and its values are missing.
@@ -68,12 +65,13 @@ def continued_advantages(
     Source: paper, Section 6; the authors' code for the bonus at the end of the trace.
     """
     rewards = group.continued
-    if baseline is Baseline.TERMINATION:
+    if baseline is Baseline.PREFIX:
         return rewards - group.value
-    outcome = rewards - rewards.mean()
-    if divide_by_std:
+    outcome = compared(rewards, baseline)
+    if normalise is Normalise.OUTCOME_GROUP_STD:
         outcome = outcome / (rewards.std() + STD_FLOOR)
-    return outcome + alpha * (_reached_values(group, bonus) - group.value)
+    whole = outcome + alpha * (_reached_values(group, bonus) - group.value)
+    return np.array(normalise_advantages(list(whole), [0] * len(whole), normalise))
 
 
 def _reached_values(group: PrefixGroup, bonus: Bonus) -> NDArray[np.float64]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mrt_hpc.mrt.progress import ROUNDING
+ROUNDING = 1e-9
+"""The largest rounding error of a mean of shares."""
 
 
 def area_under_values(tokens: NDArray[np.float64], values: NDArray[np.float64], budget: float) -> float:

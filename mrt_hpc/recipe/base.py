@@ -119,6 +119,9 @@ class Section(BaseModel):
     former_fields: ClassVar[Mapping[str, Any]] = {}
     """Fields of earlier versions, with the value that always holds now: a run whose lock has it goes on."""
 
+    former_values: ClassVar[Mapping[str, Mapping[bool | str, Mapping[str, Any]]]] = {}
+    """Fields of earlier versions, and for each of their values the fields that say the same now."""
+
 
 K = TypeVar("K")
 

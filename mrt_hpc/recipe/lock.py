@@ -104,11 +104,14 @@ def _without_former_fields(annotation: Any, data: Any, *, imports: bool) -> Any:
     former = {
         name: value for section in sections for name, value in section.former_fields.items() if name not in fields
     }
-    return {
-        name: _without_former_fields(fields.get(name), value, imports=imports)
-        for name, value in data.items()
-        if name not in former or value != former[name]
-    }
+    renamed = {name: values for section in sections for name, values in section.former_values.items()}
+    now: dict[str, Any] = {}
+    for name, value in data.items():
+        if name in renamed and isinstance(value, bool | str) and value in renamed[name]:
+            now |= renamed[name][value]
+        elif name not in former or value != former[name]:
+            now[name] = _without_former_fields(fields.get(name), value, imports=imports)
+    return now
 
 
 def lock_text(recipe: Experiment) -> str:

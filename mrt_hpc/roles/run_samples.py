@@ -350,5 +350,5 @@ def _episode_advantages(rollout: Rollout, advantages: Advantages) -> tuple[float
     found = advantages.get((rollout.problem_id, rollout.sample))
     if found is None:
         return ()
-    parts = [found[a:b] for a, b in pairwise([*rollout.boundaries, len(found)])]
+    parts = [found[a:b] for a, b in pairwise([*rollout.credited, len(found)])]
     return tuple(float(part.mean()) if len(part) else float("nan") for part in parts)

@@ -91,6 +91,10 @@ class Rollout:
     """Pairs of token index and version: from that token on this version sampled, ascending. Empty where
     ``weights_version`` sampled all.
     """
+    credit_bounds: list[int] = field(default_factory=list)
+    """[k + 1] token offsets: ``token_ids[credit_bounds[j]:credit_bounds[j + 1]]`` gets the credit of episode z_j. See
+    :func:`mrt_hpc.mrt.episodes.credit_bounds`. Empty in groups of earlier versions, which credited ``boundaries``.
+    """
 
     @property
     def counts(self) -> bool:
@@ -104,6 +108,11 @@ class Rollout:
     @property
     def sampled_tokens(self) -> int:
         return len(self.token_ids) - sum(length for _, length in self.inserted)
+
+    @property
+    def credited(self) -> list[int]:
+        """[k + 1] token offsets between which the episodes are credited."""
+        return self.credit_bounds or self.boundaries
 
     def prefix(self, boundary: int) -> list[int]:
         """The sampled tokens of the first j episodes."""

@@ -1,13 +1,15 @@
 """Values, progress and advantages against numbers worked out by hand."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 from mrt_hpc.algorithms.mrt import draw_boundary
-from mrt_hpc.mrt.grpo import leave_one_out, outcome_advantages, outcome_token_advantages
-from mrt_hpc.mrt.mrt import Baseline, Bonus, PrefixGroup, answer_advantages, continued_advantages, stop_advantages
-from mrt_hpc.mrt.mrt_online import branch_advantages, token_advantages
-from mrt_hpc.mrt.progress import normalise, progress, spread_over_tokens
+from mrt_hpc.mrt.grpo import Baseline, Normalise, leave_one_out, outcome_advantages, outcome_token_advantages
+from mrt_hpc.mrt.mrt import Bonus, PrefixGroup, answer_advantages, continued_advantages, stop_advantages
+from mrt_hpc.mrt.mrt_online import branch_advantages, token_advantages, token_credits
+from mrt_hpc.mrt.progress import Credit, progress, spread_over_tokens
 
 
 def test_progress_is_the_change_of_value_spread_over_the_tokens_of_its_episode() -> None:
@@ -20,20 +22,17 @@ def test_progress_is_the_change_of_value_spread_over_the_tokens_of_its_episode()
             spread_over_tokens(np.array([0.5]), boundaries, 5)
 
 
-def test_progress_is_normalised_over_all_episodes_of_the_batch() -> None:
-    # values -1, 0, 1: mean 0, standard deviation sqrt(2/3)
-    normalised = normalise([np.array([-1.0, 0.0]), np.array([1.0])])
-    assert np.concatenate(normalised) == pytest.approx([-(1.5**0.5), 0.0, 1.5**0.5])
-    assert normalise([np.full(3, 0.1)])[0].tolist() == [0.0] * 3  # whose mean rounds to another number
-
-
 def test_outcome_advantages_compare_within_the_group() -> None:
     rewards = np.array([1.0, 0.0, 1.0, 1.0])
     # group a: 1, 1 -> mean 1; group b: 0, 1 -> mean 1/2
-    assert outcome_advantages(rewards, ["a", "b", "a", "b"], divide_by_std=False).tolist() == [0, -0.5, 0, 0.5]
-    # mean 1/4, standard deviation sqrt(3)/4
-    divided = outcome_advantages(np.array([1.0, 0.0, 0.0, 0.0]), ["a"] * 4, divide_by_std=True)
-    assert divided == pytest.approx([3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)], rel=1e-5)
+    assert outcome_advantages(rewards, ["a", "b", "a", "b"], baseline=Baseline.GROUP).tolist() == [0, -0.5, 0, 0.5]
+    alone = outcome_advantages(rewards, ["a", "b", "a", "b"], baseline=Baseline.LEAVE_ONE_OUT)
+    assert alone.tolist() == [0, -1, 0, 1]
+    # mean 1/4, standard deviation sqrt(3)/4, whatever is left out, and however long a trace is
+    for baseline in (Baseline.GROUP, Baseline.LEAVE_ONE_OUT):
+        form = {"baseline": baseline, "normalise": Normalise.GROUP_STD}
+        divided = outcome_token_advantages(np.array([1.0, 0.0, 0.0, 0.0]), ["a"] * 4, [1, 2, 30, 4], **form)
+        assert [a[0] for a in divided] == pytest.approx([3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)], rel=1e-5)
     # the others of a right branch: 0, 0, 1 -> mean 1/3; of a wrong one: 1, 0, 1 -> mean 2/3
     assert branch_advantages(np.array([1.0, 0.0, 0.0, 1.0])) == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
 
@@ -43,20 +42,23 @@ def test_those_that_are_all_alike_tell_nothing(rewards: list[float]) -> None:
     assert leave_one_out(np.array(rewards)).tolist() == [0.0] * len(rewards)
 
 
-REWARDS, GROUPS, LENGTHS = np.array([1.0, 0.0]), ["p", "p"], [5, 3]
-BOUNDARIES = [[0, 2, 4], [0, 3]]  # the second was cut by the limit: no answer tokens
-TRACES = (REWARDS, GROUPS, LENGTHS, BOUNDARIES)
+REWARDS, GROUPS, LENGTHS = np.array([1.0, 0.0]), ["p", "p"], [6, 3]
+BOUNDARIES, BOUNDS = [[0, 2, 4], [0, 3]], [[0, 3, 5], [0, 3]]  # the second was cut by the limit: no answer tokens
+TRACES = (REWARDS, GROUPS, LENGTHS, BOUNDS)
 VALUES = [np.array([0.0, 0.5, 1.0]), np.array([0.5, 0.25])]
 
 
 def test_mrt_online_adds_progress_to_the_outcome_of_each_episode_and_alpha_zero_is_grpo() -> None:
-    first, second = token_advantages(*TRACES, VALUES, alpha=2.0, divide_by_std=False, normalise_progress=False)
+    credits = token_credits(Credit.EPISODE, LENGTHS, BOUNDARIES, BOUNDS, VALUES)
+    first, second = token_advantages(*TRACES, VALUES, credits, alpha=2.0, baseline=Baseline.GROUP)
     # outcome +-0.5; progress 0.5, 0.5 and -0.25, times two; the answer token gets the outcome only
-    assert first.tolist() == [1.5, 1.5, 1.5, 1.5, 0.5]
+    assert first.tolist() == [1.5, 1.5, 1.5, 1.5, 1.5, 0.5]
     assert second.tolist() == [-1.0, -1.0, -1.0]
-    mrt = token_advantages(*TRACES, VALUES, alpha=0.0, divide_by_std=True, normalise_progress=False)
-    for a, b in zip(mrt, outcome_token_advantages(REWARDS, GROUPS, LENGTHS, divide_by_std=True), strict=True):
-        assert a == pytest.approx(b)
+    for baseline, normalise in product((Baseline.GROUP, Baseline.LEAVE_ONE_OUT), (Normalise.NONE, Normalise.GROUP_STD)):
+        form = {"baseline": baseline, "normalise": normalise}
+        mrt = token_advantages(*TRACES, VALUES, credits, alpha=0.0, **form)
+        for a, b in zip(mrt, outcome_token_advantages(REWARDS, GROUPS, LENGTHS, **form), strict=True):
+            assert a == pytest.approx(b)
 
 
 CONTINUED, TERMINATED = np.array([1.0, 1.0, 0.0, 0.0]), np.array([1.0, 0.0, 0.0, 0.0])
@@ -65,21 +67,25 @@ ALL_WRONG = PrefixGroup(np.zeros(2), np.array([1.0, 0.0]))
 
 
 def test_what_going_on_brought_by_hand() -> None:
-    for group, bonus, baseline, divide_by_std, expected in (
+    for group, bonus, baseline, normalise, expected in (
         # outcome +-0.5, V = 0.25: 0.5 + 2 * 0.75 and -0.5 - 2 * 0.25
-        (GROUP, Bonus.END_OF_TRACE, Baseline.GROUP, False, [2.0, 2.0, -1.0, -1.0]),
+        (GROUP, Bonus.END_OF_TRACE, Baseline.GROUP, Normalise.NONE, [2.0, 2.0, -1.0, -1.0]),
         # progress 0.75, 0.25, 0, -0.25
-        (GROUP, Bonus.NEXT_EPISODE, Baseline.GROUP, False, [2.0, 1.0, -0.5, -1.0]),
+        (GROUP, Bonus.NEXT_EPISODE, Baseline.GROUP, Normalise.NONE, [2.0, 1.0, -0.5, -1.0]),
         # compared with stopping, alpha has no part
-        *((GROUP, bonus, Baseline.TERMINATION, False, [0.75, 0.75, -0.25, -0.25]) for bonus in Bonus),
+        *((GROUP, bonus, Baseline.PREFIX, Normalise.NONE, [0.75, 0.75, -0.25, -0.25]) for bonus in Bonus),
         # the spread leaves the bonus as it is
-        (GROUP, Bonus.END_OF_TRACE, Baseline.GROUP, True, [2.5, 2.5, -1.5, -1.5]),
+        (GROUP, Bonus.END_OF_TRACE, Baseline.GROUP, Normalise.OUTCOME_GROUP_STD, [2.5, 2.5, -1.5, -1.5]),
+        # the whole divided by the root of its mean square, sqrt(2.5)
+        (GROUP, Bonus.END_OF_TRACE, Baseline.GROUP, Normalise.GROUP_STD, [1.26491, 1.26491, -0.632456, -0.632456]),
+        # the others' means are 1/3, 1/3, 2/3, 2/3
+        (GROUP, Bonus.END_OF_TRACE, Baseline.LEAVE_ONE_OUT, Normalise.NONE, [13 / 6, 13 / 6, -7 / 6, -7 / 6]),
         # what stopping would have brought is a signal where all went wrong
-        (ALL_WRONG, Bonus.END_OF_TRACE, Baseline.GROUP, False, [-1.0, -1.0]),
+        (ALL_WRONG, Bonus.END_OF_TRACE, Baseline.GROUP, Normalise.NONE, [-1.0, -1.0]),
     ):
-        got = continued_advantages(group, alpha=2.0, bonus=bonus, baseline=baseline, divide_by_std=divide_by_std)
+        got = continued_advantages(group, alpha=2.0, bonus=bonus, baseline=baseline, normalise=normalise)
         assert got == pytest.approx(expected, rel=1e-5)
-    settings = {"bonus": Bonus.NEXT_EPISODE, "baseline": Baseline.GROUP, "divide_by_std": False}
+    settings = {"bonus": Bonus.NEXT_EPISODE, "baseline": Baseline.GROUP, "normalise": Normalise.NONE}
     with pytest.raises(ValueError, match="first new episode"):
         continued_advantages(PrefixGroup(CONTINUED, TERMINATED), alpha=2.0, **settings)
 

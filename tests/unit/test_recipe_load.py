@@ -91,12 +91,12 @@ def test_a_field_that_is_gone_does_not_end_a_run_in_which_it_decided_nothing(
 
 def test_an_unchanged_recipe_goes_on_with_a_run_of_other_defaults() -> None:
     wanted = recipe("length_penalty", "resources.inference.tasks=2")
-    changed = wanted.algorithm.model_copy(update={"divide_by_std": True})
+    changed = wanted.algorithm.model_copy(update={"normalise": "group_std"})
     locked = wanted.model_copy(update={"algorithm": changed, "resources": load_recipe(QUICKSTART).resources})
     kept = keep_lock_values(locked, wanted)
     assert kept == wanted.model_copy(update={"algorithm": changed})
     found = list(differences(wanted.model_dump(mode="json"), kept.model_dump(mode="json")))
-    assert found == [("algorithm.divide_by_std", False, True)]
+    assert found == [("algorithm.normalise", "none", "group_std")]
     for changes in (["training.learning_rate=3e-6"], ["algorithm={type: grpo}", "prover=null"], ["evaluation.every=9"]):
         wanted = recipe("mrt_online", *changes)
         assert keep_lock_values(recipe("mrt_online"), wanted) == wanted, "what it names is never taken from the lock"
@@ -106,7 +106,7 @@ BASE = """\
 name: base
 model: {type: hugging_face, path: models/one}
 data: {type: jsonl, path: problems.jsonl, limit: 9}
-algorithm: {type: grpo, divide_by_std: false}
+algorithm: {type: grpo, normalise: group_std}
 sampling: {problems_per_iteration: 4, max_tokens: 64}
 training: {learning_rate: 1e-3}
 schedule: {iterations: 2, iterations_per_job: 1}
@@ -135,7 +135,7 @@ def test_sections_are_merged_and_all_else_is_replaced(write: Callable[..., Path]
     assert load_recipe(child, ("sampling.max_tokens=16",)).sampling.max_tokens == 16, "an option comes last"
     other, same = (load_recipe(write(f"algorithm: {{type: {kind}}}")) for kind in ("length_penalty", "grpo"))
     assert other.algorithm.model_dump()["coefficient"] == 0.2
-    assert not same.algorithm.model_dump()["divide_by_std"]
+    assert same.algorithm.model_dump()["normalise"] == "group_std"
     moved = load_recipe(write("data: {type: jsonl, path: mine.jsonl}"))
     assert moved.model.path == str(tmp_path / "bases" / "models" / "one"), "paths start at the file that names them"
     assert moved.data.path == str(tmp_path / "mine.jsonl")
@@ -263,8 +263,10 @@ SHARED = ("training.sequence_parallel=2", "resources.trainer.ranks=4", "training
         ("mrt", "prover.type", ("prover.type=boxed_answer",)),
         ("mrt", "prover.forced_text", ("prover.forced_text=Answer now",)),
         ("mrt", "prover.model", ("prover.model=elsewhere",)),
-        ("mrt", "algorithm.divide_by_std", ("algorithm.baseline=termination", "algorithm.divide_by_std=true")),
-        ("mrt", "algorithm.baseline", ("algorithm.baseline=termination", "algorithm.alpha=2.0")),
+        ("mrt", "algorithm.normalise", ("algorithm.baseline=prefix", "algorithm.normalise=group_std")),
+        ("mrt", "algorithm.baseline", ("algorithm.baseline=prefix", "algorithm.alpha=2.0")),
+        ("mrt_online", "algorithm.budget_tokens", ("algorithm.credit=area",)),
+        ("mrt_online", "algorithm.budget_tokens", ("algorithm.budget_tokens=64",)),
         ("mrt", "schedule.length_curriculum", ("schedule.length_curriculum=[{first_iteration: 0, max_tokens: 9}]",)),
         ("mrt", "sampling.rollouts_per_problem", ("sampling.rollouts_per_problem=5",)),
         ("mrt_next_episode", "prover.forced_text", ("prover.forced_text=Time is up.</think>",)),

@@ -14,7 +14,7 @@ from mrt_hpc.algorithms.mrt_online import branch_sequences
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt import backtracking
 from mrt_hpc.mrt.backtracking import Attempt, StepContinuation, Variant, best_boundary, first_loss, revise
-from mrt_hpc.mrt.grpo import outcome_advantages
+from mrt_hpc.mrt.grpo import Baseline, outcome_advantages
 from mrt_hpc.mrt.length_penalty import penalised_rewards
 from mrt_hpc.mrt.sft import ASSISTANT, USER, ChatFormat, Conversation, Message, mask_conversation, mask_suffix
 from mrt_hpc.mrt.star import Selected, first_peak, select_correct, select_progressing
@@ -46,10 +46,10 @@ def test_only_right_answers_are_penalised_against_the_other_right_ones_by_what_t
     rewards, lengths = np.array([1.0, 1.0, 0.0, 1.0]), np.array([10.0, 30.0, 500.0, 77.0])
     got = penalised_rewards(rewards, lengths, ["a", "a", "a", "b"], coefficient=0.5)
     assert got == pytest.approx([1 - 0.5 * 0.268941, 1 - 0.5 * 0.731059, 0.0, 0.75], abs=1e-6)
-    assert not LengthPenalty().divide_by_std, "where all are right, dividing would cancel the coefficient"
+    assert LengthPenalty().normalise == "none", "where all are right, dividing would cancel the coefficient"
     for coefficient in (0.4, 0.01):
         rewards = penalised_rewards(np.ones(2), lengths[:2], ["a", "a"], coefficient=coefficient)
-        advantages = outcome_advantages(rewards, ["a", "a"], divide_by_std=LengthPenalty().divide_by_std)
+        advantages = outcome_advantages(rewards, ["a", "a"], baseline=Baseline.GROUP)
         assert advantages == pytest.approx(np.array([1, -1]) * coefficient * (0.731059 - 0.268941) / 2, rel=1e-4)
 
 
