@@ -88,9 +88,10 @@ class Algorithm(AlgorithmSettings):
         """By default of whole traces, each with branches at all its boundaries, and of an update with each of them."""
         sampling = recipe.sampling
         traces = sampling.rollouts_per_problem
+        boundaries = 1 + traces * (boundaries_per_trace(recipe) - 1)  # a problem's traces share the empty prefix
         return ExpectedTokens(
             traces=traces * trace_tokens(recipe, iteration),
-            branches=traces * boundaries_per_trace(recipe) * tokens_per_value(recipe.prover, recipe),
+            branches=boundaries * tokens_per_value(recipe.prover, recipe),
             trained=(sampling.problems_per_iteration or 0) * traces * sequence_tokens(recipe, iteration),
             longest=sampling.max_prompt_tokens + sampling.max_tokens,
         )

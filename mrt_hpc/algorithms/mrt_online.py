@@ -141,9 +141,13 @@ def branch_sequences(batch: Batch, question_ids: Sequence[int]) -> tuple[list[Tr
     ordered = sorted(batch.branches, key=lambda b: (b.problem_id, b.sample, b.boundary, b.branch))
     sequences: list[TrainingSequence] = []
     dropped: list[Branch] = []
+    prefixes: set[tuple[int, ...]] = set()
     for (problem, sample, boundary), members in groupby(ordered, key=lambda b: (b.problem_id, b.sample, b.boundary)):
         branches, rollout = list(members), rollouts[problem, sample]
         context = [*rollout.prompt_ids, *rollout.prefix(boundary), *question_ids]
+        if tuple(context) in prefixes:  # rollouts with the same prefix share its branches
+            continue
+        prefixes.add(tuple(context))
         if any(b.prompt_tokens != len(context) for b in branches):
             dropped += branches  # the other branches of the boundary would have no comparison
             continue

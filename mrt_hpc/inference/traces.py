@@ -100,6 +100,8 @@ class SampledBranch:
     looks: tuple[CandidateLook, ...] = ()
     """The looks at each of its tokens, where the prover looks ahead."""
     follow_up: ScoringCost = ScoringCost()
+    is_shared: bool = False
+    """Whether another trace with the same prefix has drawn it, so that it costs nothing here."""
 
 
 @dataclass(frozen=True)

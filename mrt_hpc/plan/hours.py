@@ -430,7 +430,8 @@ def _unit_seconds(unit: EvaluationUnit, recipe: Experiment, throughput: Throughp
     branches = 0.0
     if evaluation.prover is not None:
         episodes = (evaluation.episodes or recipe.episodes).max_episodes
-        branches = (episodes + 1) * tokens_per_value(evaluation.prover, recipe)
+        boundaries = episodes + 1 / benchmark.samples  # a problem's traces share the empty prefix
+        branches = boundaries * tokens_per_value(evaluation.prover, recipe)
     samples = problems / evaluation.problem_shards * benchmark.samples
     return _divide_sampling(samples * (trace + branches) / throughput.evaluated_per_s, branches / (trace + branches))
 

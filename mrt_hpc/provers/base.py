@@ -83,8 +83,8 @@ class SamplingProver(Prover):
     max_tokens: Tokens = 512
     """The maximum number of tokens of a branch."""
     seeds: Literal["common", "independent"] = "independent"
-    """Whether the branches of all boundaries of a trace share their random numbers. Shared ones make the noise of two
-    values alike, so that it cancels in their difference; each value by itself keeps its distribution.
+    """Whether the branches of all boundaries of a problem's traces share their random numbers. Shared ones make the
+    noise of two values alike, so that it cancels in their difference; each value by itself keeps its distribution.
     """
 
     @property

@@ -3,10 +3,11 @@ have given.
 """
 
 import asyncio
+import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,6 +27,27 @@ if TYPE_CHECKING:
     from mrt_hpc.inference.client import Completion
 
 
+class _NotDrawnError(Exception):
+    """The trace that was to draw a branch has failed."""
+
+
+@dataclass(frozen=True)
+class BranchKey:
+    """The identity of a branch, whichever trace of its problem asks for it."""
+
+    iteration: int
+    problem_id: str
+    prefix: str
+    """SHA-256 of the tokens before it, prompt included."""
+    number: int
+
+    @classmethod
+    def of(cls, trace: SampledTrace, boundary: int, numbers: range) -> "list[BranchKey]":
+        """Of each of these branches at a boundary."""
+        prefix = hashlib.sha256(np.asarray(trace.context(boundary), dtype=np.int64).tobytes()).hexdigest()
+        return [cls(trace.iteration, trace.group.problem.id, prefix, number) for number in numbers]
+
+
 @dataclass(frozen=True)
 class Fork:
     generator: Generator
@@ -43,15 +65,16 @@ class Fork:
     boundaries: Callable[[SampledTrace], Sequence[int]]
     """Boundaries to ask about."""
     common_seeds: bool = False
-    """A branch has the same seed at every boundary of its trace."""
+    """A branch has the same seed at every boundary of a problem's traces."""
 
     def prompt(self, trace: SampledTrace, boundary: int) -> list[int]:
         """The tokens that mu continues from."""
         return [*self.context(trace, boundary), *self.forced_ids]
 
-    def seed(self, trace: SampledTrace, boundary: int, branch: int) -> int:
-        where = (trace.iteration, trace.group.problem.id, trace.sample)
-        return derive_seed(self.run_seed, "branch", *where, *(() if self.common_seeds else (boundary,)), branch)
+    def seed(self, key: "BranchKey") -> int:
+        """Equal prefixes of a problem have equal branches, whichever trace asks."""
+        prefix = () if self.common_seeds else (key.prefix,)
+        return derive_seed(self.run_seed, "branch", key.iteration, key.problem_id, *prefix, key.number)
 
     def uniforms(self, trace: SampledTrace, count: int) -> NDArray[np.float64]:
         """[count] random numbers in [0, 1) for one trace's planning."""
@@ -61,7 +84,9 @@ class Fork:
 
 @dataclass(frozen=True)
 class Branches:
-    """Draws branches to the end of mu's answer, or of its box."""
+    """Draws branches to the end of mu's answer, or of its box. Traces of a problem that share a prefix, as all share
+    the empty one, share its branches: these are drawn once.
+    """
 
     fork: Fork
     closing: Closing | None = None
@@ -70,18 +95,49 @@ class Branches:
     """Candidates at each token; 0 does not look ahead."""
     least_probability: float = 0.0
     """Of a candidate."""
+    _asked: dict[BranchKey, asyncio.Future[SampledBranch]] = field(default_factory=dict, init=False)
+    """Where a trace draws one, others wait for it."""
 
     async def draw(self, trace: SampledTrace, numbers: Mapping[int, range]) -> list[SampledBranch]:
         """The branches of these numbers, by boundary."""
-        asked = [boundary for boundary, these in numbers.items() if these]
-        requests = [self._request(trace, boundary, numbers[boundary]) for boundary in asked]
-        first = [c async for c in self.fork.generator.stream(requests)] if requests else []
-        whole = await asyncio.gather(*(self._continue_branch(requests[c.request], c) for c in first))
-        drawn = [self._branch(asked[c.request], numbers[asked[c.request]][c.sample], c, cost) for c, cost in whole]
+        keys = {key: boundary for boundary, these in numbers.items() for key in BranchKey.of(trace, boundary, these)}
+        shared = {key: self._asked[key] for key in keys if key in self._asked}
+        drawn = await self._draw_fresh(trace, {key: boundary for key, boundary in keys.items() if key not in shared})
+        if waiting := [future for future in shared.values() if not future.done()]:
+            await asyncio.wait(waiting)  # unlike `await future`, this cancels no other trace's branch
+        drawn += [replace(f.result(), boundary=keys[key], is_shared=True) for key, f in shared.items()]
         return sorted(drawn, key=lambda b: (b.boundary, b.branch))
 
-    def _request(self, trace: SampledTrace, boundary: int, numbers: range) -> Request:
-        seeds = [self.fork.seed(trace, boundary, g) for g in numbers]
+    async def _draw_fresh(self, trace: SampledTrace, fresh: Mapping[BranchKey, int]) -> list[SampledBranch]:
+        """Draw the branches that no trace has asked for, each at its boundary."""
+        loop = asyncio.get_running_loop()
+        promised = {key: loop.create_future() for key in fresh}
+        self._asked.update(promised)
+        try:
+            drawn = await self._sample(trace, fresh)
+        except BaseException as error:
+            for key, future in promised.items():
+                del self._asked[key]
+                future.set_exception(_NotDrawnError(repr(error)))
+                future.exception()  # it is no error of its own where no trace waits
+            raise
+        for key, branch in drawn.items():
+            promised[key].set_result(branch)
+        return [*drawn.values()]
+
+    async def _sample(self, trace: SampledTrace, fresh: Mapping[BranchKey, int]) -> dict[BranchKey, SampledBranch]:
+        asked: dict[int, list[BranchKey]] = defaultdict(list)
+        for key, boundary in fresh.items():
+            asked[boundary].append(key)
+        requests = [self._request(trace, boundary, keys) for boundary, keys in asked.items()]
+        first = [c async for c in self.fork.generator.stream(requests)] if requests else []
+        whole = await asyncio.gather(*(self._continue_branch(requests[c.request], c) for c in first))
+        of_requests = [*asked.values()]
+        keys = [of_requests[c.request][c.sample] for c, _ in whole]
+        return {key: self._branch(fresh[key], key.number, c, cost) for key, (c, cost) in zip(keys, whole, strict=True)}
+
+    def _request(self, trace: SampledTrace, boundary: int, keys: Sequence[BranchKey]) -> Request:
+        seeds = [self.fork.seed(key) for key in keys]
         prompt, family = self.fork.prompt(trace, boundary), trace.group.problem.id
         return Request(prompt, seeds, self._settings, top=self.likely_tokens, family=family)
 

@@ -1,10 +1,12 @@
 """The sampling of a unit of work, with a scripted generator in place of a server."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from warm_start import build_tokenizer
 
@@ -14,7 +16,7 @@ from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.protocol import Request, SamplingSettings
 from mrt_hpc.inference.sampler import RolloutPlan, RolloutSampler, tokens_within
 from mrt_hpc.inference.tokens import TokenBytes
-from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
+from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start, Valuation
 from mrt_hpc.provers.branches import Branches, Fork
 from mrt_hpc.provers.sampled_answers import MonteCarlo
 from mrt_hpc.recipe.sections import Episodes
@@ -110,9 +112,43 @@ def test_branches_fork_at_every_boundary_from_prompt_prefix_and_forced_text() ->
     assert [(b.boundary, b.branch) for b in branches] == [(j, g) for j in range(4) for g in range(3)]
     prefix = trace.completion.token_ids[: trace.boundaries[2]]
     fork = [*PROMPTS[0], *prefix, *FORCED]
-    seeds = [derive_seed(7, "branch", 2, "p0", 0, 2, g) for g in range(3)]
+    digest = hashlib.sha256(np.array([*PROMPTS[0], *prefix], dtype=np.int64).tobytes()).hexdigest()
+    seeds = [derive_seed(7, "branch", 2, "p0", digest, g) for g in range(3)]
     assert Request(fork, seeds, ANSWERING, family="p0") in generator.asked
     assert {b.text for b in branches} == {" is \\boxed{7}"}
+
+
+def test_traces_with_the_same_prefix_share_its_branches_and_pay_for_them_once() -> None:
+    """Both traces of a problem are the same text, so that they share every prefix."""
+    generator = Scripted()
+    first, second = sample(generator)[:2]
+    asked = [r for r in generator.asked if r.family == "p0" and r.prompt_ids[-len(FORCED) :] == FORCED]
+    assert [len(r.seeds) for r in asked] == [3] * 4, "three branches at each of four boundaries"
+    pairs = list(zip(first.valuation.branches, second.valuation.branches, strict=True))
+    assert all(one.completion == other.completion and one.boundary == other.boundary for one, other in pairs)
+    assert all(one.is_shared != other.is_shared for one, other in pairs)
+
+
+def test_a_branch_that_was_not_drawn_is_drawn_by_the_next_trace() -> None:
+    class FailingOnce(Scripted):
+        async def stream(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+            self.running += 1
+            if self.running == 1:
+                await asyncio.sleep(0)
+                raise UserError("the server is away")
+            async for completion in super().stream(requests):
+                yield completion
+
+    trace = sample(Scripted(), valued=False)[0]
+    asking = prover(FailingOnce())
+
+    async def both() -> list[object]:
+        together = await asyncio.gather(asking.value(trace), asking.value(trace), return_exceptions=True)
+        return [*together, await asking.value(trace)]
+
+    failed, waited, drawn = asyncio.run(both())
+    assert isinstance(failed, UserError) and "server is away" in str(waited)
+    assert isinstance(drawn, Valuation) and not any(b.is_shared for b in drawn.branches)
 
 
 def test_a_thought_that_is_cut_or_ends_at_once_has_its_end_as_a_boundary() -> None:

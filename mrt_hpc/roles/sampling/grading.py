@@ -46,7 +46,8 @@ class TraceGrader:
             for branch, text, verdict in zip(valuation.branches, answers_of_branches, of_branches, strict=True)
         ]
         answers = [trace.known_answer(a, rewards[a.answer]) for a in valuation.answers]
-        self._learn(trace.group.problem.id, answer, branches)
+        drawn_here = [b for b, sampled in zip(branches, valuation.branches, strict=True) if not sampled.is_shared]
+        self._learn(trace.group.problem.id, answer, drawn_here)
         self._learn_steps(valuation, branches, rewards)
         return Sampled(
             rollouts=[trace.graded_rollout(answer, first.reward)],
@@ -112,7 +113,7 @@ class TraceGrader:
         if self.asking is None:
             return
         for sampled, branch in zip(valuation.branches, branches, strict=True):
-            for look in sampled.looks:
+            for look in () if sampled.is_shared else sampled.looks:
                 if look.taken is not None and not look.taken[1] and rewards[look.taken[0]] == 1.0:
                     self.asking.history.learn_step(look.step, branch.reward)
 
@@ -182,7 +183,7 @@ def representatives(rewards: Mapping[str, float], equal: Collection[tuple[str, s
 
 def _cost(trace: SampledTrace) -> GroupStatistics:
     """The seconds are the group's."""
-    completion, branches = trace.completion, trace.valuation.branches
+    completion, branches = trace.completion, [b for b in trace.valuation.branches if not b.is_shared]
     scoring = sum((b.follow_up for b in branches), trace.valuation.scoring)
     prompt_tokens = sum(b.completion.prompt_tokens for b in branches) + scoring.prompt_tokens
     cached_tokens = sum(b.completion.cached_tokens or 0 for b in branches) + scoring.cached_tokens
