@@ -63,9 +63,7 @@ FAMILIES: dict[str, tuple[Callable[[], PretrainedConfig], Batching, ForwardCheck
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_is_taken_only_where_the_trainer_computes_it_as_it_is(
-    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_is_trained_as_it_is_or_refused(family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config, batching, wrong = FAMILIES[family]
     policy = load(config(), tmp_path, batching)
     failed = [difference for difference in differences(policy, LONGEST) if not difference.agrees]
@@ -87,9 +85,7 @@ def test_a_table_that_no_sequence_of_the_run_reaches_is_taken(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("precision", "fused"), [(Precision.BF16, False), (Precision.BF16_AUTOCAST, True)])
 @pytest.mark.parametrize("batching", Batching)
-def test_rounding_to_16_bits_is_within_the_limit(
-    precision: Precision, fused: bool, batching: Batching, tmp_path: Path
-) -> None:
+def test_16_bits_are_within_the_limit(precision: Precision, fused: bool, batching: Batching, tmp_path: Path) -> None:
     found = differences(load(Qwen2Config(), tmp_path, batching, precision=precision, fused=fused), LONGEST)
     assert all(difference.nats < 0.05 for difference in found)
     refuse_differences(found, tmp_path)

@@ -236,13 +236,11 @@ def test_the_same_command_draws_once_a_queued_evaluation_is_done(submissions: Su
         ("regret RUN --suite SUITE --benchmark longer", ["value:    'extrapolation"]),
     ],
 )  # fmt: skip
-def test_what_does_not_suit_the_analysis_is_refused_before_anything_is_submitted(
-    submissions: Submissions, command: str, facts: list[str]
-) -> None:
+def test_what_does_not_suit_the_analysis_is_refused(submissions: Submissions, command: str, facts: list[str]) -> None:
     places = {"RUN": str(submissions.run), "SUITE": str(submissions.suite)}
     expected = [re.sub("RUN|SUITE", lambda place: places[place[0]], fact) for fact in facts]
     refused([places.get(word, word) for word in shlex.split(command)], *expected)
-    assert not submissions.recipes
+    assert not submissions.recipes, "nothing is submitted"
 
 
 def test_the_suites_that_are_advised_suit_their_analyses(submissions: Submissions, tmp_path: Path) -> None:

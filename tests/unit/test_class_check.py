@@ -113,7 +113,7 @@ def test_a_verifier_judges_stored_and_odd_texts(run: Path) -> None:
 def test_algorithms_of_the_package_keep_what_is_asked_of_a_users(name: str) -> None:
     recipe = load_recipe(RECIPES / "small_world" / f"{name}.yaml")
     rollouts = [rollout("p", sample, reward=float(sample % 2)) for sample in range(4)]
-    batch = Batch(rollouts, [{0: 0.25, 1: 0.5}] * 4, [], "", np.zeros(4), [])
+    batch = Batch(rollouts, [{0: 0.25, 1: 0.5}] * 4, [], "0" * 64, np.zeros(4), [])
     promises = algorithm_contract(require_kind(recipe.algorithm, RolloutAlgorithm), recipe, batch)
     assert [promise for promise in promises if promise.broken and promise.stops] == []
 

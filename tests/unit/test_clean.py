@@ -119,14 +119,14 @@ def test_a_version_and_samples_that_an_evaluation_waits_for_stay(run: RunLayout,
 
 
 def test_a_run_that_runs_or_may_be_queued_is_not_touched(run: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = files(run, "jobs")
-    with holder_of(run.root) as process:
-        shown = clean(run, "--yes", exits=2)
-    assert (f"process {process.pid}" in shown, "KiB" in shown) == (True, False), "it is refused before the table"
+    before = files(run, "jobs", "hearts")
     monkeypatch.setenv("PATH", "/nowhere")  # no queue can be asked
     record_submission(run, "prepare", "12", "site")
     clean(run, "--yes", exits=2)
-    assert files(run, "jobs") == before
+    with holder_of(run.root) as process:
+        shown = clean(run, "--yes", exits=2)
+    assert (f"process {process.pid}" in shown, "KiB" in shown) == (True, False), "it is refused before the table"
+    assert files(run, "jobs", "hearts") == before
 
 
 def test_files_with_another_link_free_nothing(tmp_path: Path) -> None:
