@@ -36,13 +36,10 @@ def mode(path: Path) -> int:
 def test_the_group_reads_a_run_of_a_site_that_allows_it_and_writes_nothing(tmp_path: Path, group_access: bool) -> None:
     recipe = load_recipe(QUICKSTART)
     assert not (LocalSite().group_access or SlurmSite(name="here").group_access), "nothing by default"
-    before = os.umask(0o077)  # the strictest that users have
-    try:
-        layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()), group_access=group_access)
-        os.umask(0o077)
-        run_task(str(layout.root), "prepare", 0, Placement(0, 1, 0, "1"), lambda task: publish_some(task.layout, 1))
-    finally:
-        os.umask(before)
+    os.umask(0o077)  # the strictest that users have
+    layout = create_or_open(tmp_path / "run", recipe, compile_plan(recipe, LocalSite()), group_access=group_access)
+    os.umask(0o077)
+    run_task(str(layout.root), "prepare", 0, Placement(0, 1, 0, "1"), lambda task: publish_some(task.layout, 1))
     assert mode(layout.root) == (0o2750 if group_access else 0o700)
     inside = [path for path in layout.root.rglob("*") if path != layout.secrets and layout.secrets not in path.parents]
     for path in inside:

@@ -78,7 +78,6 @@ def in_seconds(seconds: float) -> str:
         ("12_0\n", {"verdict": 1}, ["settle "] * 3 + [REQUEUED]),
         ("12_0\n", {"verdict": 1, "code": 143}, ["settle "] * 3 + [REQUEUED]),
         ("12_0\n", {"verdict": 1, "code": 1}, ["settle "] * 3),
-        ("12_0\n", {"verdict": 1, "code": 137}, ["settle "] * 3),
         # one that is over or was cancelled is not queued again
         ("12_0\n", {"verdict": 4, "queue": "7\n12_0\n"}, []),
         ("12_0\n", {"queue": "7\n12_0\n", "state": "COMPLETING"}, []),

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 from commands import typed
 from run_of import publish_some, run_of
 from samples import rollout
@@ -17,40 +16,27 @@ from mrt_hpc.roles.training.metrics import rollout_measures
 UNANSWERED = replace(rollout("p", 0, "So it is\n\x1b[31m \\boxed{10}", reward=0.0), answer=None)
 
 
-def metrics(share: float | None, **trainer: float) -> IterationMetrics:
-    return IterationMetrics(iteration=0, reward_mean=0.0, tokens_per_rollout=3.0, answered_share=share, trainer=trainer)
-
-
 def test_the_share_is_of_the_rollouts_with_an_answer_right_or_wrong() -> None:
     wrong, forced = replace(UNANSWERED, answer="3"), replace(UNANSWERED, forced=1)
     batch = Batch([UNANSWERED, wrong, UNANSWERED, UNANSWERED, forced], [{}] * 5, [], "", np.zeros(0), [])
     assert rollout_measures(0, batch, {})["answered_share"] == 0.25
 
 
-@pytest.mark.parametrize(
-    ("share", "trainer", "few", "far"),
-    [
-        (None, {}, False, False),
-        (0.09, {}, True, False),
-        (0.1, {"mismatch_kl": 0.001, "importance_capped_share": 0.002}, False, False),
-        (0.5, {"mismatch_kl": 0.2}, False, True),
-        (0.5, {"mismatch_kl": 0.0, "importance_capped_share": 0.08}, False, True),
-    ],
-)
-def test_status_explain_and_report_warn_of_few_answers_and_of_a_policy_far_from_the_one_that_sampled(
-    share: float | None, trainer: dict[str, float], few: bool, far: bool, tmp_path: Path
-) -> None:
-    warnings = few_answers(share, "iteration 0"), sampler_mismatch(trainer, "iteration 0")
-    assert [warning is not None for warning in warnings] == [few, far]
+def test_few_answers_and_a_policy_far_from_the_one_that_sampled_are_told(tmp_path: Path) -> None:
+    near, far = ({"mismatch_kl": 0.001, "importance_capped_share": share} for share in (0.002, 0.08))
+    assert [few_answers(share, "iteration 0") is not None for share in (None, 0.09, 0.1)] == [False, True, False]
+    assert [sampler_mismatch(of, "x") is not None for of in ({}, near, {"mismatch_kl": 0.2})] == [False, False, True]
     run = run_of(tmp_path / "run")
     publish_some(run, 1)
-    metrics(share, **trainer).write(run.metrics(0))
-    for command in ("status", "explain"):
-        shown = " ".join(typed(command, run.root).output.split())
-        assert [warning for warning in warnings if warning and warning not in shown] == []
-        assert shown.count("warning:") == few + far
-    typed("report", run.root)
-    assert (f"Few answers: {warnings[0]}" in run.report.read_text()) is few
+    warnings = few_answers(0.09, "iteration 0"), sampler_mismatch(far, "iteration 0")
+    for share, trainer, expected in ((0.1, near, ()), (0.09, far, warnings)):
+        measured = IterationMetrics(iteration=0, reward_mean=0.0, tokens_per_rollout=3.0, answered_share=share)
+        measured.model_copy(update={"trainer": trainer}).write(run.metrics(0))
+        for command in ("status", "explain"):
+            shown = " ".join(typed(command, run.root).output.split())
+            assert all(str(warning) in shown for warning in expected) and shown.count("warning:") == len(expected)
+        typed("report", run.root)
+        assert (f"Few answers: {warnings[0]}" in run.report.read_text()) is bool(expected)
 
 
 def test_a_trace_is_shown_escaped_and_shortened() -> None:

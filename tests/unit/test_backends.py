@@ -18,17 +18,15 @@ from submitted import latest_ids
 from mrt_hpc.attempt import ledger
 from mrt_hpc.attempt.ledger import record_site, record_submission, recorded_site, submissions
 from mrt_hpc.attempt.ranks import run_one_task
-from mrt_hpc.backends.backend import Site
 from mrt_hpc.backends.local.backend import LocalRun, run_plan
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.local.slots import Slots, largest_need, machine_slots
 from mrt_hpc.backends.queued_jobs import live_jobs
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.errors import UserError
-from mrt_hpc.plan.compile import build_plan, compile_plan
+from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, Plan, Role, read_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.site import SITES
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
@@ -83,9 +81,8 @@ def test_submit_hands_every_job_over_once(site: Path, run: RunLayout, scripts: P
     assert live_jobs(run)[INFERENCE].tasks == {0: "2_0", 1: "6_1"}
 
 
-def test_a_script_runs_its_task_and_the_next_submission_sends_the_rest(
-    site: Path, run: RunLayout, scripts: Path
-) -> None:
+def test_a_script_runs_its_task_and_the_next_submission_sends_the_rest(site: Path, run: RunLayout) -> None:
+    scripts = site.parent / "scripts"
     subprocess.run(["sh", scripts / "1_0.sh"], check=True, timeout=120)
     assert read_task(run, "prepare", 0).state is TaskState.DONE, (scripts / "1_0.ended").read_text()
     assert run.weights_version(0).is_dir()
@@ -97,11 +94,9 @@ def test_a_script_runs_its_task_and_the_next_submission_sends_the_rest(
     assert "1_0.ended" not in (scripts / "7_0.sh").read_text(), "what is done is not waited for"
 
 
-def test_a_run_stays_in_its_queue(
-    run: RunLayout, scripts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_stays_in_its_queue(run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what waits for a task that has failed is cancelled and sent again."""
-    other = write_site(tmp_path / "other")
+    scripts, other = tmp_path / "site" / "scripts", write_site(tmp_path / "other")
     for elsewhere in (other, "local"):
         refused = submit(run.root, elsewhere, exits=2)
         assert all(word in refused for word in ("5 job(s)", "scripts in", f"mrt-hpc cancel {run.root}"))
@@ -115,10 +110,12 @@ def test_a_run_stays_in_its_queue(
 
 def test_plan_asks_it_what_it_would_refuse_and_prints_its_scripts(tmp_path: Path) -> None:
     site = write_site(tmp_path / "site", most_scripts=3)
-    planned = in_a_process("plan", QUICKSTART, "--site", site, "--sbatch")
-    assert all(text in planned for text in (f"# ---- {TRAINER}\n#!/bin/sh\n", "{prepare}_0"))
-    planned = in_a_process("plan", QUICKSTART, "--site", site)
-    assert all(text in planned for text in ("submit will refuse", "doubtful: "))
+    for words, facts in (
+        (["--sbatch"], (f"# ---- {TRAINER}\n#!/bin/sh\n", "{prepare}_0")),
+        ([], ("submit will refuse", "doubtful: ")),
+    ):
+        planned = in_a_process("plan", QUICKSTART, "--site", site, *words)
+        assert all(fact in planned for fact in facts)
     assert "the host takes 3" in submit(tmp_path / "run", site, exits=2)
     assert not (tmp_path / "run").exists()
 
@@ -135,28 +132,16 @@ def test_a_task_that_fails_for_good_is_not_run_again(run: RunLayout, scripts: Pa
     assert "module" in in_a_process("cancel", run.root, exits=2)
 
 
-def test_each_kind_of_site_has_a_back_end_and_an_unknown_one_is_a_slurm_cluster(tmp_path: Path) -> None:
-    recipe, layout = load_recipe(QUICKSTART), bare_run(tmp_path)
-    for kind in SITES.classes:
-        site = kind.model_validate({"name": "here"})
-        assert isinstance(site, Site)
-        assert site.backend().place
-        assert compile_plan(recipe, site).jobs
-    record_submission(layout, TRAINER, "12", "cluster")
-    site = recorded_site(layout, "cluster")
-    assert isinstance(site, Site)
-    assert site.backend().queue == "Slurm", "the profile of the submission is not recorded"
-
-
 def test_a_recorded_profile_with_a_field_that_is_gone_says_which_line_to_take_out(tmp_path: Path) -> None:
-    layout = bare_run(tmp_path)
+    layout, path = bare_run(tmp_path), tmp_path / "jobs" / "site-cluster.json"
+    record_submission(layout, TRAINER, "12", "cluster")
+    assert isinstance(recorded_site(layout, "cluster"), SlurmSite), "the profile of the submission is not recorded"
     record_site(layout, SlurmSite(name="cluster"))
-    path = layout.jobs / "site-cluster.json"
     entry = json.loads(path.read_text())
     path.write_text(json.dumps({**entry, "site": {**entry["site"], "notify": "mail me"}}))
     refused = refusal(recorded_site, layout, "cluster")
     assert (refused.value, refused.where) == ("notify", path)
-    assert refused.advice is not None and "notify" in refused.advice and str(path) in refused.advice
+    assert "notify" in str(refused.advice) and str(path) in str(refused.advice)
     path.write_text(json.dumps(entry))
     assert recorded_site(layout, "cluster").name == "cluster"
 

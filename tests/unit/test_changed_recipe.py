@@ -28,7 +28,6 @@ from mrt_hpc.recipe.sections import Evaluation
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.evaluation import run as run_evaluation
 from mrt_hpc.roles.prepare_checks import check_benchmark
-from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.evaluation_settings import evaluation_settings, has_samples
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Sampled, commit_group
@@ -80,10 +79,10 @@ class Run:
         publish_some(self.layout, *sorted(kept_versions(self.locked, plan.iterations)))
         self.layout.checkpoint(plan.iterations).mkdir(parents=True, exist_ok=True)
         for job in plan.jobs:
+            for unit in job.evaluations:
+                self.evaluate(unit)
             for index in range(job.tasks):
                 write_task(self.layout, job.name, index, TaskRecord(TaskState.DONE))
-                if job.evaluations:
-                    self.evaluate(job.evaluations[index])
         return self
 
     def evaluate(self, unit: EvaluationUnit) -> None:
@@ -118,8 +117,9 @@ class Run:
     def are_done(self) -> list[bool]:
         return [done for _, _, done in self.units]
 
-    def evaluation_task(self, index: int = 0) -> Task:
-        return task_of(self.layout, "segment-000.evaluation", index)
+    def evaluation(self, index: int = 0) -> UnitEvaluation:
+        task = task_of(self.layout, "segment-000.evaluation", index)
+        return UnitEvaluation(task, task.job.evaluations[index])
 
     def missing(self, versions: list[int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         found = read_measurements(self.layout, 0, versions, evaluation_settings(self.layout, self.locked))
@@ -183,22 +183,21 @@ def test_what_was_done_cannot_be_changed(
     publish_some(run.layout, *(() if done is None else (0, done)))
     if fact is None:
         assert f"schedule.iterations={run.submit(*change).schedule.iterations}" == change[-1]
-    else:
-        assert fact in run.refuses(*change).message()
-        assert (run.locked, run.changes, run.layout.renewal.exists()) == (recipe, {}, False)
-        assert f"submit will refuse: {run.refuses(*change).what}" in run.planned(*change)
+        return
+    refused = run.refuses(*change)
+    assert fact in refused.message() and f"submit will refuse: {refused.what}" in run.planned(*change)
+    assert (run.locked, run.changes, run.layout.renewal.exists()) == (recipe, {}, False)
 
 
 def test_a_refusal_names_the_way_out(run: Run) -> None:
     run.submit()
-    refused = run.refuses("training.learning_rate=1e-3", "sampling.temperature=0.5", "expected.trace_tokens=1")
+    changes = ("training.learning_rate=1e-3", "sampling.temperature=0.5", "expected.trace_tokens=1")
+    refused = run.refuses(*changes)
     assert "expected" not in refused.message(), "that may change"
-    assert "--run DIR" in str(refused.advice)
-    assert run.layout.again in str(refused.advice) and "fork" not in str(refused.advice)
+    assert [word in str(refused.advice) for word in ("--run DIR", run.layout.again, "fork")] == [True, True, False]
     publish_some(run.layout, 0, 3)
-    refused = run.refuses("training.learning_rate=1e-3", "sampling.temperature=0.5")
     options = "--set sampling.temperature=0.5 --set training.learning_rate=0.001"
-    assert f"mrt-hpc fork {run.layout.root} --at last {options}" in str(refused.advice)
+    assert f"mrt-hpc fork {run.layout.root} --at last {options}" in str(run.refuses(*changes).advice)
     for other in ("grpo", "sft_suffix"):  # where the recipe does not fit the rest of the run either
         kept = kept_recipe(run.layout, recipe(f"small_world/{other}"), print)
         refused = refusal(create_or_open, run.layout.root, kept, compile_plan(kept, LocalSite()))
@@ -208,18 +207,14 @@ def test_a_refusal_names_the_way_out(run: Run) -> None:
 def test_more_iterations_of_a_constant_schedule_go_on_from_those_done(run: Run) -> None:
     first = run.finish(*CONSTANT).locked
     recipe = run.submit(*CONSTANT, "schedule.iterations=14")
-    assert run.locked == recipe
     before = [learning_rate(step, 10, first.training) for step in range(10)]
     assert [learning_rate(step, 14, recipe.training) for step in range(10)] == before
     assert run.changes["schedule.iterations"] == (10, 14)
-    assert versions_with_evaluations(run.layout) == {0, 10}, (
-        "versions that were evaluated once stay on disk and in the report"
-    )
+    assert versions_with_evaluations(run.layout) == {0, 10}, "what was evaluated once stays on disk and in the report"
     found = read_measurements(run.layout, 0, [0, 14], evaluation_settings(run.layout, recipe))
     assert [summary.version for summary in found.evaluations] == [0, 10]
-    for iterations in (40, 80):
-        longer = run.submit(*CONSTANT, f"schedule.iterations={iterations}")
-        assert longer.training.warmup_steps == 1, "a tenth of the ten steps that it began with"
+    longer = run.submit(*CONSTANT, "schedule.iterations=80")
+    assert (run.locked, longer.training.warmup_steps) == (longer, 1), "a tenth of the ten steps that it began with"
 
 
 def cut_short(run: Run, write: str, calls_before: int, *settings: str) -> None:
@@ -263,8 +258,7 @@ CHANGES = [
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_other_settings_sampled_is_sampled_again(finished: Run, change: str) -> None:
     finished.submit(change, "evaluation.regret_budgets=[32]")
-    task = finished.evaluation_task()
-    assert not any((*finished.are_done, UnitEvaluation(task, task.job.evaluations[0]).is_sampled()))
+    assert not any((*finished.are_done, finished.evaluation().is_sampled()))
     assert list(finished.layout.set_aside.rglob("REASON"))
     assert finished.missing([0, 20])[0] == ("evaluation on held-out of weights versions 0, 20",)
 
@@ -295,9 +289,7 @@ def test_other_budgets_keep_the_samples_and_restored_settings_the_results(finish
     recipe = finished.locked
     finished.submit("evaluation.regret_budgets=[32]")
     assert not any(finished.are_done)
-    task = finished.evaluation_task()
-    evaluation = UnitEvaluation(task, task.job.evaluations[0])
-    assert has_samples(evaluation.shard, evaluation.settings)
+    assert has_samples(finished.evaluation().shard, finished.evaluation().settings)
     budgets = "evaluation.regret_budgets=null"
     for temperature in (0.5, 1.0):
         finished.submit(budgets, f"evaluation.temperature={temperature}")
@@ -319,7 +311,7 @@ def test_what_a_pruned_version_has_of_other_settings_stays(run: Run) -> None:
     prune(run.layout, {0, 19, 20})
     run.submit("evaluation.every=10", "evaluation.temperature=0.5")
     assert run.units == [(0, "held-out", False), (10, "held-out", True), (20, "held-out", False)]
-    run_evaluation(run.evaluation_task(1))
+    run_evaluation(run.evaluation(1).task)
     assert run.layout.evaluation_shard(10, "held-out", 0).exists()
 
 
@@ -344,8 +336,7 @@ def test_a_change_of_benchmarks_cut_short_mixes_nothing(run: Run, write: str, ca
     problems = [len(read_problems(run.layout.benchmark_data(name))) for name in "bc"]
     assert problems == ([5, 5] if changed else [3, 3])
     made = {name: done for _, name, done in run.units}
-    assert made == {"held-out": True, "b": not changed, "c": not changed}
-    assert not run.layout.renewal.exists()
+    assert (made, run.layout.renewal.exists()) == ({"held-out": True, "b": not changed, "c": not changed}, False)
 
 
 def test_what_jobs_cost_that_are_no_longer_planned_is_reckoned_by_their_role(finished: Run) -> None:
@@ -372,26 +363,22 @@ def test_a_higher_limit_of_prompts_leaves_all_as_it_is_where_none_was_left_out(f
 def test_training_problems_that_were_left_out_stay_out_once_anything_was_sampled(run: Run) -> None:
     run.submit(DROP)
     leave_out(run.layout.train_data, a=80, b=90)
-    run.finish()
-    run.submit(DROP, "sampling.max_prompt_tokens=79")
-    assert ": a\n" in run.refuses(DROP, "sampling.max_prompt_tokens=80").message()
-    refused = run.refuses("sampling.long_prompts=refuse", "sampling.max_prompt_tokens=79")
-    assert ": a, b" in refused.message(), "the problems that would come back"
+    run.finish().submit(DROP, "sampling.max_prompt_tokens=79")
+    assert ": a\n" in run.refuses(DROP, "sampling.max_prompt_tokens=80").message(), "the problem that would come back"
+    assert ": a, b" in run.refuses("sampling.long_prompts=refuse", "sampling.max_prompt_tokens=79").message()
 
 
 def test_before_anything_is_sampled_all_data_are_taken_again(run: Run) -> None:
     run.submit(DROP, "data.problems=40")
     leave_out(run.layout.train_data, a=80, b=90)
     run.submit(DROP, "data.problems=40", "sampling.max_prompt_tokens=80")
-    assert len(read_problems(run.layout.train_data)) == 40
-    assert omitted_problems(run.layout.train_data) == {}
+    assert (len(read_problems(run.layout.train_data)), omitted_problems(run.layout.train_data)) == (40, {})
 
 
 def test_a_benchmark_whose_problems_come_back_is_evaluated_again(run: Run) -> None:
     run.submit(DROP, MORE)
     leave_out(run.layout.benchmark_data("more"), a=80)
-    run.finish()
-    run.submit(DROP, MORE, "sampling.max_prompt_tokens=70")
+    run.finish().submit(DROP, MORE, "sampling.max_prompt_tokens=70")
     assert run.opened == ["report"]
     run.submit(DROP, MORE, "sampling.max_prompt_tokens=80")
     assert len(read_problems(run.layout.benchmark_data("more"))) == 4
@@ -404,16 +391,15 @@ def test_a_benchmark_that_was_added_has_its_prompts_checked_by_its_evaluation(ru
     path = run.layout.benchmark_data("more")
     problems = read_problems(path)
     write_problems(path, [replace(problems[0], problem="and so on " * 40), *problems[1:]])
-    check_benchmark(run.evaluation_task(1), "more", STARTING_MODEL)
-    assert read_problems(path) == problems[1:]
-    assert list(omitted_problems(path)) == [problems[0].id]
+    check_benchmark(run.evaluation(1).task, "more", STARTING_MODEL)
+    assert (read_problems(path), list(omitted_problems(path))) == (problems[1:], [problems[0].id])
 
 
 def test_the_plan_of_a_begun_run_says_what_submit_would_change_and_changes_nothing(finished: Run) -> None:
     recipe = finished.locked
     assert "submit will" not in finished.planned()
     said = finished.planned(MORE, "evaluation.every=6")
-    for fact in ("submit will change", "evaluation.every was null and is 6", "6, 12", "segment-000.evaluation, report"):
-        assert fact in said
+    facts = ("submit will change", "evaluation.every was null and is 6", "6, 12", "segment-000.evaluation, report")
+    assert [fact for fact in facts if fact not in said] == []
     assert (finished.locked, finished.opened) == (recipe, [])
     assert not finished.layout.benchmark_data("more").exists()

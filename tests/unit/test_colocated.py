@@ -18,9 +18,9 @@ from unittest.mock import Mock, call
 
 import psutil
 import pytest
-from commands import refusal
+from commands import recipe, refusal
 from families import assert_gone
-from run_of import RECIPES, publish_some, read_events, run_of, say, task_of
+from run_of import publish_some, read_events, run_of, say, task_of
 from samples import sampled
 
 from mrt_hpc.analysis.spending import attempts
@@ -31,8 +31,6 @@ from mrt_hpc.backends.local.slots import largest_need
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.plan.jobs import Plan, Role
-from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.sampling.round_sampler import Rounds
 from mrt_hpc.roles.sampling.serving import Rest
 from mrt_hpc.roles.task.context import Companion, Task, turn_of
@@ -51,12 +49,8 @@ from mrt_hpc.run.turns import Turn, remove_abandoned
 COLOCATED, JOB = "schedule.coupling=colocated", "segment-000.colocated"
 
 
-def recipe(*changes: str, name: str = "quickstart") -> Recipe:
-    return load_recipe(RECIPES / f"{name}.yaml", (COLOCATED, *changes))
-
-
 def plan(*changes: str, name: str = "quickstart") -> Plan:
-    return build_plan(recipe(*changes, name=name), max_array_size=None)
+    return build_plan(recipe(name, COLOCATED, *changes), max_array_size=None)
 
 
 @pytest.fixture
@@ -102,14 +96,12 @@ def test_what_does_not_fit_is_refused() -> None:
         ("resources.trainer.gpus=1", "resources.inference.gpus"),
         ("resources.inference.nodes=2", "resources.inference.nodes"),
     ):
-        assert field in refusal(recipe, change).message()
+        assert field in refusal(plan, change).message()
 
 
 def test_one_of_two_has_the_turn(tmp_path: Path) -> None:
     trainer, inference = Turn(tmp_path / "turn"), Turn(tmp_path / "turn")
-    assert inference.take()
-    assert inference.take(), "who has it keeps it"
-    assert not trainer.take()
+    assert inference.take() and inference.take(), "who has it keeps it"
     trainer.pass_on()
     assert not trainer.take(), "only its holder passes it on"
     with subprocess.Popen(["sleep", "60"], close_fds=False) as child:  # does not keep it
