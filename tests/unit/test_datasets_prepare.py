@@ -387,7 +387,6 @@ def test_names_of_the_hub() -> None:
         ("hub:a/b.c-d/test", Selection(config="x"), ("a/b.c-d", Selection(None, "x", "test"))),
         ("hub:a/b@v1.0/test", Selection(), ("a/b", Selection("v1.0", None, "test"))),
         ("hub:a/b@v1", Selection(split="test"), ("a/b", Selection("v1", None, "test"))),
-        ("hub:a/b", Selection("refs/convert/parquet"), ("a/b", Selection("refs/convert/parquet"))),
     ):
         assert hub_name(text, options) == name
     for wrong in ("hub:b", "hub:a/b/test/more"):
