@@ -18,7 +18,7 @@ from mrt_hpc.attempt.python_look import PythonLook
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm import site as site_module
 from mrt_hpc.backends.slurm.parameters import python_command
-from mrt_hpc.backends.slurm.site import Container, SlurmSite, checksum_file, require_slurm
+from mrt_hpc.backends.slurm.site import Container, SlurmSite, checksum_file
 from mrt_hpc.cli.container import srun_command
 from mrt_hpc.images import ARGUMENTS, KINDS, ImageAsked, build_command, build_image, make_tree
 from mrt_hpc.plan.compile import compile_plan
@@ -242,5 +242,6 @@ def test_the_examples_of_the_page_are_read(tmp_path: Path) -> None:
     assert len(shown) == 3
     for line in shown:
         (tmp_path / "site.yaml").write_text(f"type: slurm\nname: here\n{line}\n")
-        container = require_slurm(load_site(tmp_path / "site.yaml")).container
-        assert container is not None and any("/run:/run" in word for word in container.words("exec", "/run:/run"))
+        site = load_site(tmp_path / "site.yaml")
+        assert isinstance(site, SlurmSite) and site.container is not None
+        assert any("/run:/run" in word for word in site.container.words("exec", "/run:/run"))
