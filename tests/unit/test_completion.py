@@ -16,22 +16,16 @@ def offered(words: str, incomplete: str = "", kind: str = "plain") -> list[str]:
     return [item.value for item in complete.get_completions(words.split(), incomplete) if item.type == kind]
 
 
-def test_recipes_and_sites_are_offered_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    folder = tmp_path / "mrt-hpc" / "sites"
-    folder.mkdir(parents=True)
+    (folder := tmp_path / "mrt-hpc" / "sites").mkdir(parents=True)
     (folder / "mycluster.yaml").write_text("type: slurm\n")
-    for command in ("plan", "submit"):
-        assert "mrt_online" in offered(command)
-        assert "small_world/grpo" in offered(command, "small_world/")
-        assert offered(command, kind="file")
-    for command in ("plan", "submit", "eval"):
-        assert {"local", "example", "mycluster"} <= set(offered(f"{command} x --site"))
-        assert offered(f"{command} x --site", "my") == ["mycluster"]
-
-
-def test_suites_names_of_fields_and_roles_are_offered() -> None:
     for words, begun, word in (
+        ("plan", "", "mrt_online"),
+        ("submit", "small_world/", "small_world/grpo"),
+        ("plan x --site", "", "local"),
+        ("submit x --site", "", "example"),
+        ("eval x --site", "my", "mycluster"),
         ("eval x --suite", "", "small_world"),
         ("analyze regret x --suite", "paper_6", "paper_64"),
         ("submit x --set", "training.learning", "training.learning_rate="),
@@ -40,6 +34,8 @@ def test_suites_names_of_fields_and_roles_are_offered() -> None:
         ("logs x", "", "trainer"),
     ):
         assert word in offered(words, begun)
+    assert offered("plan x --site", "my") == ["mycluster"]
+    assert offered("submit", kind="file")
     assert offered("submit x --set", "training.learning_rate=2") == []
 
 

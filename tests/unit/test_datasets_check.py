@@ -1,7 +1,6 @@
 """A check of data files finds every repeat, every problem that two files share, and every answer that is unreadable."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -9,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from commands import refusal, typed
+from commands import python, refusal, typed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,8 +119,7 @@ def test_of_files_to_compare_with_only_bad_lines_are_findings(folder: Path) -> N
 def test_a_file_that_has_changed_since_it_was_prepared() -> None:
     written("rows.jsonl", ("1", "x", "1"))
     path = prepare(Order("rows.jsonl", Path("a.jsonl"))).output
-    report = checked(path)
-    assert (report.clean, report.files[0].recorded) == (True, True)
+    assert (checked(path).clean, checked(path).files[0].recorded) == (True, True)
     written("a.jsonl", ("1", "x", "2"))
     assert places(checked(path), FindingKind.CHANGED_FILE) == [[("a.jsonl", 0)]]
     record_file(path).write_text("{}")
@@ -152,8 +150,7 @@ def test_answers_that_no_answer_reaches_and_pictures_that_problems_lack() -> Non
     answers = [r"\textbf{(B)}\ 12", r"\textbf{(C)}\ D", "3,5", "x+1", "1{,}75", "2, 3", r"I(0)e^{-t}"]
     rows = [(f"p{number}", f"problem {number}", answer) for number, answer in enumerate(answers)]
     rows += [("q", "<image>What is it?", "1"), ("r", "Find x in ![](https://a.b/c.png)", "1"), ("s", "3 < 4 > 1?", "2")]
-    path = written("a.jsonl", *rows)
-    report = checked(path, verifier="math")
+    report = checked(written("a.jsonl", *rows), verifier="math")
     assert places(report, FindingKind.DOUBTFUL_ANSWER) == [[("a.jsonl", 2)], [("a.jsonl", 3)]]
     assert places(report, FindingKind.MISSING_PICTURE) == [[("a.jsonl", 8)], [("a.jsonl", 9)]]
     assert len(report.findings) == 4
@@ -163,8 +160,7 @@ def test_answers_that_no_answer_reaches_and_pictures_that_problems_lack() -> Non
 
 def test_repeats_with_several_gold_answers_differ_where_one_lacks_a_gold_answer() -> None:
     cases: list[tuple[str | list[str], str | list[str], str]] = [
-        (["1", "2"], ["1", " 2 "], ""), (["2", "1"], ["1", "2"], ""), (["1", "2"], "1", "'1 or 2', '1'"),
-        ("1", "1.", ""), ("1", "2", "'1', '2'"),
+        (["2", "1"], ["1", " 2 "], ""), (["1", "2"], "1", "'1 or 2', '1'"), ("1", "1.", ""), ("1", "2", "'1', '2'"),
     ]  # fmt: skip
     for one, other, differ in cases:
         (finding,) = checked(written("a.jsonl", ("1", "What?", one), ("2", "What?", other))).findings
@@ -205,10 +201,8 @@ main(["data", "check", sys.argv[1]])
 def test_a_login_node_checks_numbers_and_says_what_other_answers_need() -> None:
     numbers = written("numbers.jsonl", ("1", "x", "7"), ("2", "y", "-2.5"), ("3", "z", "1,080"))
     others = written("others.jsonl", ("1", "x", "x+1"))
-    for path, code in ((numbers, ExitCode.OK), (others, ExitCode.FATAL)):
-        command = [sys.executable, "-c", WITHOUT_GRADER, path]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, "--verifier exact" in done.stderr) == (code, code != ExitCode.OK)
+    python("-c", WITHOUT_GRADER, numbers, exits=ExitCode.OK)
+    assert "--verifier exact" in python("-c", WITHOUT_GRADER, others, exits=ExitCode.FATAL).stderr
 
 
 def test_findings_end_with_status_2_and_are_counted_and_listed_or_whole_as_json() -> None:
@@ -227,7 +221,5 @@ def test_findings_end_with_status_2_and_are_counted_and_listed_or_whole_as_json(
 
 
 def test_what_a_file_holds_is_printed_as_text() -> None:
-    path = written("a.jsonl", ("[red]\x1b[2J", "x", "1"), ("[red]\x1b[2J", "y", "1"))
-    shown = printed(path)
+    shown = printed(written("a.jsonl", ("[red]\x1b[2J", "x", "1"), ("[red]\x1b[2J", "y", "1")))
     assert ("line 1 ([red]␛[2J)" in shown, "\x1b" in shown) == (True, False)
-    assert json.loads(printed(path, "--json"))["findings"][0]["kind"] == "repeated_id"

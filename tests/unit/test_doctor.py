@@ -135,32 +135,29 @@ def has_sbatch(refusal: str) -> Plant:
     return lambda patch, folder: executable(commands_first(folder / "commands", patch) / "sbatch", script)
 
 
-def has_package(name: str) -> Plant:
-    def plant(patch: pytest.MonkeyPatch, folder: Path) -> None:
-        (folder / "modules" / name).mkdir(parents=True)
-        (folder / "modules" / name / "__init__.py").touch()
-        patch.setenv("PYTHONPATH", str(folder / "modules"))
-
-    return plant
+def has_another_scipy(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    (folder / "scipy").mkdir()
+    (folder / "scipy" / "__init__.py").touch()
+    patch.setenv("PYTHONPATH", str(folder))
 
 
 LOCAL: Mapping[str, object] = {"type": "local"}  # in place of changes of the profile: this machine
 FAILS, DOUBT, NOT_KNOWN = CheckVerdict.FAILS, CheckVerdict.DOUBTFUL, CheckVerdict.NOT_CHECKED
 PLAIN = RecordedSlurm("plain")
-FULL = Quota(10**10, 10**10 + 10**9, 5, None, "lfs quota -u me /scratch")
+FULL_QUOTA = sets(filesystems, "quota", lambda *_: Quota(10**10, 11 * 10**9, 5, None, "lfs quota -u me /scratch"))
 ARRAYS_OF_10 = {"max_array_size": 10}
 SMALL_LIMITS = {**ARRAYS_OF_10, "max_submit_jobs": 60}
 SUSPEND, NORMAL = ("PreemptMode=REQUEUE", "PreemptMode=SUSPEND"), ("lowly,normal,urgent", "normal")
 WHOLE = ("OverSubscribe=NO", "OverSubscribe=EXCLUSIVE")
 FEW_TASKS = "max_array_tasks=9,bf_interval=2"
-GPUS_4, GPUS_3 = "cluster|||cpu=1000,gres/gpu=4,mem=10G", "cluster|||gres/gpu=3"
+GPUS_4, GPUS_3 = (says(qos=("cluster|||", f"cluster|||cpu=1000,gres/gpu={most},mem=10G")) for most in (4, 3))
 OTHER_MACHINE = {"slurm": says(architectures=("Arch=x86_64", "Arch=aarch64"))}
 COLOCATED = ("schedule.coupling=colocated", "resources.inference.tasks=1", "resources.inference.gpus=4")
 ALONE = " ".join(f"--set {option}" for option in COLOCATED)
-MISSPELT = {"partitions": {"cpu": "cpuu"}}
+ACCOUNTS = {"account": {"cpu": "lab", "gpu": "h100"}}
 BARE_PYTHON = {"python": "/usr/bin/python3", "environment": {"PYTHONPATH": ""}}
 NO_APPTAINER = {"image": str(QUICKSTART), "executable": "no-such-apptainer"}
-WAITS = {"facts": None, "problem": "no answer", "waits": True}
+WAITS, SETUP_FAILS = {"facts": None, "problem": "no answer", "waits": True}, {"setup_problem": "a line failed"}
 SEGMENTS = ("resources.inference.tasks=30", "schedule.iterations_per_job=1")
 NO_CUDA = dict(
     driver=None, devices=[], visible="0", container=None, torch_cuda="13.0", problem="no libcuda.so.1",
@@ -168,9 +165,7 @@ NO_CUDA = dict(
 )  # fmt: skip
 NODES = ("resources.trainer.ranks_per_node=2",)
 LOOPS = "its own name n1 resolves to 127.0.1.1"
-WORKS = dict(problem=None, driver="580.1", driver_cuda=[13, 0], capabilities=[[8, 0]])
-ONE_PROCESS = {**NO_CUDA, **WORKS, "modes": [3]}
-OLD_DRIVER = {**NO_CUDA, "driver": "535.1", "problem": None, "driver_cuda": [12, 2], "capabilities": [[8, 0]]}
+ONE_PROCESS = {**NO_CUDA, "problem": None, "driver_cuda": [13, 0], "capabilities": [[8, 0]], "modes": [3]}
 
 FAULTS = {
     # the cluster
@@ -180,10 +175,8 @@ FAULTS = {
     "MaxArraySize": Fault("array size", "set max_array_size: 10", slurm=PLAIN),
     "max_array_tasks": Fault("array size", "set max_array_size: 9", slurm=says(config=("bf_interval=2", FEW_TASKS))),
     "MaxJobsPU": doubtful("jobs at once", "coupling=colocated", slurm=says(qos=("cluster|||", "cluster||1|"))),
-    "MaxTRESPU": doubtful("jobs at once", ALONE, recipe=REFERENCE, slurm=says(qos=("cluster|||", GPUS_4))),
-    "MaxTRESPU of one job": Fault(
-        "jobs at once", "lower resources.trainer", recipe=REFERENCE, slurm=says(qos=("cluster|||", GPUS_3))
-    ),
+    "MaxTRESPU": doubtful("jobs at once", ALONE, recipe=REFERENCE, slurm=GPUS_4),
+    "MaxTRESPU of one job": Fault("jobs at once", "lower resources.trainer", recipe=REFERENCE, slurm=GPUS_3),
     "MaxJobCount": Fault("queued jobs", "max_submit_jobs: 60", slurm=PLAIN, site=ARRAYS_OF_10, overrides=SEGMENTS),
     "MaxSubmitJobs": Fault("queued jobs", "max_submit_jobs: 3", slurm=says(associations=("urgent|||", "urgent||3|"))),
     "MaxSubmitPU": Fault("queued jobs", "max_submit_jobs: 4", slurm=says(qos=("normal|||", "normal||4|"))),
@@ -193,23 +186,17 @@ FAULTS = {
     "PreemptMode=SUSPEND": doubtful("preemption", "", slurm=says(partitions=SUSPEND), site=preempted(25)),
     "GraceTime": doubtful("preemption notice", "preemption_notice_s: 25", site=preempted(300)),
     # partitions, accounts, QOS, GPUs
-    "misspelt": Fault("partition", "partitions.cpu in the site profile to one of cpu, gpu", site=MISSPELT),
     "partition down": doubtful("partition", "", slurm=says(partitions=("State=UP", "State=DOWN"))),
     "AllowGroups": Fault("partition", "", slurm=says(partitions=("AllowGroups=ALL", "AllowGroups=staff"))),
-    "not the user's account": Fault("account", "set account to one of lab", site={"account": "labb"}),
-    "not the user's account for GPUs": Fault(
-        "account of gpu jobs", "one of lab", recipe=REFERENCE, site={"account": {"cpu": "lab", "gpu": "h100"}}
-    ),
+    "not the user's account": Fault("account of gpu jobs", "one of lab", recipe=REFERENCE, site=ACCOUNTS),
     "no association": Fault("account", "", slurm=says(associations=("lab||lowly,normal,urgent|||", ""))),
     "no such QOS": Fault("QOS", "set qos to one of lowly, normal, urgent", site={"qos": "fast"}),
     "no QOS of the account": Fault("QOS", "to one of normal", site={"qos": "urgent"}, slurm=says(associations=NORMAL)),
     "another GPU type": of_gpus("set gpu_type to a100", "gpu:a100:8", gpu_type="h100"),
     "no GPU": of_gpus("set partitions.gpu", "(null)"),
     "parts of GPUs beside whole ones": of_gpus("set gpu_type to a100", "gpu:a100:8,gpu:1g.10gb:8"),
-    "only parts of GPUs": of_gpus("set partitions.gpu", "gpu:1g.10gb:56"),
     "uncounted whole nodes": doubtful("whole nodes", "node_gpus: 2", recipe=REFERENCE, slurm=says(partitions=WHOLE)),
     "nodes that jobs share": doubtful("whole nodes", "node_gpus: null", recipe=REFERENCE, site={"node_gpus": 8}),
-    "small nodes": Fault("node size", "lower resources.trainer", recipe=REFERENCE),
     "a request that Slurm refuses": Fault("sbatch", "what is named", plant=has_sbatch("Invalid account")),
     "a cluster that does not test": Fault("sbatch", "asks again", NOT_KNOWN, plant=has_sbatch("timed out in DOWN")),
     "plan beyond the profile": Fault("plan", "time_limit_minutes=10", site={"max_time_minutes": 10}),
@@ -221,9 +208,7 @@ FAULTS = {
     "no exclusive create": Fault("filesystem (exclusive create)", "--run", plant=sets(Path, "touch", touch_again)),
     "no fsync": Fault("filesystem (fsync)", "--run", plant=sets(filesystems, "sync_file", refuse)),
     "a full disk": Fault("space", "", recipe=REFERENCE, plant=has_free(5 * 10**8)),
-    "a full quota": Fault(
-        "space", "lfs quota -u me", recipe=REFERENCE, plant=sets(filesystems, "quota", lambda *_: FULL)
-    ),
+    "a full quota": Fault("space", "lfs quota -u me", recipe=REFERENCE, plant=FULL_QUOTA),
     "few inodes": Fault("files", "", plant=has_free(10**12, 1000, 100)),
     "others may write": Fault("run directory", "chmod go-w", plant=has_folder(0o777)),
     "no run directory": Fault("run directory", "--run", plant=has_folder(0o700, "thesis.tex")),
@@ -232,11 +217,9 @@ FAULTS = {
     "no such Python": Fault("Python", "set python", site={"python": "/none/bin/python"}),
     "a Python without mrt-hpc": Fault("Python", "env/setup", site=BARE_PYTHON),
     "nodes of another architecture": Fault("Python", "set python", **OTHER_MACHINE),
-    "a Python of another architecture": Fault(
-        "Python", "--on-node", NOT_KNOWN, site={"python": "/shared/bin/python"}, **OTHER_MACHINE
-    ),
+    "a Python of other nodes": Fault("Python", "--on-node", NOT_KNOWN, site={"python": "/a/python"}, **OTHER_MACHINE),
     "a failing line of setup": doubtful("Python (setup)", "correct setup", site={"setup": ["module load nosuch/1.0"]}),
-    "a package of PYTHONPATH": doubtful("Python (scipy)", "unset PYTHONPATH", plant=has_package("scipy")),
+    "a package of PYTHONPATH": doubtful("Python (scipy)", "unset PYTHONPATH", plant=has_another_scipy),
     "no such image": Fault("container", "mrt-hpc container build", site={"container": {"image": "/none.sif"}}),
     "no Apptainer": doubtful("container", "--on-node", site={"container": NO_APPTAINER}),
     "a long scratch path": doubtful("scratch", "scratch", site={"scratch": "/s/" + "long/" * 21 + "$SLURM_JOB_ID"}),
@@ -247,9 +230,7 @@ FAULTS = {
     "a refused job": Fault("node of cpu", "site profile", facts={}, answer={"facts": None, "problem": "refused"}),
     "a waiting job": Fault("node of cpu", "--wait", CheckVerdict.NOT_CHECKED, facts={}, answer=WAITS),
     "another version": on_node("versions", "", version="0.0.1"),
-    "a line of setup that fails there": doubtful(
-        "node of cpu: setup", "correct setup", facts={}, answer={"setup_problem": "the setup line failed"}
-    ),
+    "setup that fails there": doubtful("node of cpu: setup", "correct setup", facts={}, answer=SETUP_FAILS),
     "files that do not come back": on_node("visibility", "lookupcache", trips_s=()),
     "late files": on_node("visibility", "heartbeat_limit_s=210", trips_s=(70.0, 1.0, 1.0)),
     "slow files": on_node("visibility", "--run", DOUBT, trips_s=(30.0, 1.0, 1.0)),
@@ -264,7 +245,6 @@ FAULTS = {
     "a model out of reach": on_node("model", "container.binds", unreadable={"/models/m": "No such file"}),
     "a limit of memory": on_node("limits", "ulimit -v", limits={**FACTS.limits, "as": (2**30, 2**30)}),
     "a node without GPU": on_node("GPUs", "partitions.gpu", gpu_view=NO_CUDA),
-    "an old driver": on_node("GPUs", "newer driver", gpu_view=OLD_DRIVER),
     "a GPU for one process": on_gpu_node("GPUs", "coupling=concurrent", FAILS, *COLOCATED, gpu_view=ONE_PROCESS),
     "names that lead to the node itself": on_gpu_node("names", "getent hosts", DOUBT, *NODES, name_problem=LOOPS),
     "little locked memory": on_gpu_node("limits", "", DOUBT, limits={**FACTS.limits, "memlock": (2**26, 2**26)}),
@@ -311,13 +291,10 @@ def test_a_good_cluster_has_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyP
     place = tmp_path / "place"
     place.mkdir()
     findings = diagnose(situation(Fault("", "", facts={}), place / "run"))
-    assert [one for one in bad(findings) if one.check != "limits"] == []
+    assert {one.check for one in bad(findings)} <= {"limits"}
     assert list(place.iterdir()) == [], "what was tried is removed"
     findings = diagnose(situation(Fault("", "", slurm=PLAIN, site=SMALL_LIMITS), place / "run"))
     assert can_start(findings), "without accounting and requeue"
-    evidence = {one.check: one.evidence for one in findings}
-    for check, value in (("accounting", "sacct"), ("requeue", "JobRequeue = 0"), ("account", "lab")):
-        assert value in evidence[check]
 
 
 def test_the_command_ends_with_its_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -340,16 +317,13 @@ def test_the_command_ends_with_its_verdict(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_the_job_asks_for_what_the_jobs_of_a_run_ask_for() -> None:
     profile = {
-        "name": "lab", "account": "lab", "qos": "long", "partitions": {"cpu": "short", "gpu": "big"},
-        "gpu_type": "a100", "setup": ["module load gcc"], "sbatch": {"constraint": "ib"},
+        **PROFILE, "qos": "long", "gpu_type": "a100", "setup": ["module load gcc"], "sbatch": {"constraint": "ib"},
         "container": {"image": "/images/x.sif", "python": "python3"},
     }  # fmt: skip
-    asked = resources(gpus_per_rank=1, time_limit_minutes=8)
-    job = Job(name="doctor-gpu", role=Role.PREPARE, tasks=1, resources=asked)
+    job = Job(name="doctor-gpu", role=Role.PREPARE, tasks=1, resources=resources(gpus_per_rank=1, time_limit_minutes=8))
     text = script(job, SlurmSite.model_validate_json(json.dumps(profile)), RunLayout(Path("/shared/me/trial")))
-    wanted = {"account=lab", "qos=long", "partition=big", "gres=gpu:a100:1", "time=8", "mem=1024M", "constraint=ib"}
-    wanted |= {"requeue"}  # what Slurm makes of it is read from this job
-    assert {f"#SBATCH --{option}" for option in wanted} <= set(text.splitlines())
+    wanted = "account=lab qos=long partition=gpu gres=gpu:a100:1 time=8 mem=1024M constraint=ib requeue"
+    assert {f"#SBATCH --{option}" for option in wanted.split()} <= set(text.splitlines())
     assert text.index("module load gcc") < text.index("srun")
     assert "apptainer exec --nv --bind /shared/me/trial:/shared/me/trial /images/x.sif python3" in text
     assert text.rstrip().endswith("-m mrt_hpc.cluster.doctor.node_half /shared/me/trial doctor-gpu")

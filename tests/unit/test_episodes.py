@@ -46,7 +46,6 @@ CASES: list[tuple[str, dict[str, int]]] = [
     ("pWW", {"min_paragraphs": 1, "group_size": 3}),
     ("pW|WWWW", {"min_paragraphs": 1, "group_size": 2, "max_cuts": 3}),  # steps are cut first, then merged
     # what lies beyond the cap joins the last episode
-    ("pWWW", {"min_paragraphs": 1, "max_episodes": 1}),
     ("pW|WWWW", {"min_paragraphs": 1, "group_size": 2, "max_episodes": 2}),
 ]
 """A case is drawn: ``p`` is a paragraph, a capital letter one that begins with a marker, ``|`` a cut of the rule."""

@@ -11,12 +11,10 @@ import pytest
 from basics import RECIPES, ROOT
 from commands import refusal, typed
 from pydantic import ValidationError
-from run_of import run_of
+from run_of import run_of, task_of
 from small_weights import publish_models
 
 from mrt_hpc.analysis.named_models import named_models
-from mrt_hpc.attempt.entry import load_task
-from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm.plain_paths import folders_read
 from mrt_hpc.cli.plan import awaited_models, missing_inputs
@@ -24,7 +22,6 @@ from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import UserError
 from mrt_hpc.evaluate.asked_models import models_asked
 from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe, refuse_other_queue
-from mrt_hpc.plan.compile import evaluation_plan
 from mrt_hpc.recipe.lock import lock_text, read_lock, read_recipe_lock
 from mrt_hpc.recipe.schema import EvaluatedModel, EvaluationRecipe
 from mrt_hpc.roles import prepare
@@ -34,7 +31,6 @@ from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import publish
-from mrt_hpc.submit.create import create_or_open
 
 SILENT = "benchmarks: [{name: held-out, problems: {type: small_world, split: held_out}}]\nmax_tokens: 64\n"
 """A suite that states little, so that the rest comes from the recipe of the run."""
@@ -68,10 +64,6 @@ def recipe_of(*models: Path | str, suite: Path | str = "small_world", changes: S
     """The recipe of an evaluation, whose files and results folder lie beside the first model."""
     beside = Path(str(models[0]).partition("@")[0]).parent
     return evaluation_recipe(models_asked([*map(str, models)]), str(suite), changes, beside / "r", beside)
-
-
-def evaluation_of(recipe: EvaluationRecipe, root: Path) -> RunLayout:
-    return create_or_open(root, recipe, evaluation_plan(recipe, LocalSite()))
 
 
 def suite_at(folder: Path, text: str = SILENT) -> Path:
@@ -141,7 +133,6 @@ BOXLESS = "{type: small_world, split: held_out, verifier: {type: 'my_verifier:La
 @pytest.mark.parametrize(
     ("override", "field"),
     [
-        ("prompt={shots: 2}", "prompt.examples"),
         ("evaluation.benchmarks.0.prompt={shots: 2}", "evaluation.benchmarks.0.prompt.examples"),
         ("evaluation.prompt={thought_end: ''}", "evaluation.prompt.thought_start"),
         (f"evaluation.benchmarks.0.problems={BOXLESS}", "evaluation.benchmarks.0.problems.extraction"),
@@ -253,15 +244,11 @@ def test_a_plan_names_models_and_data_that_are_not_there(run: Path, tmp_path: Pa
     assert f"benchmark aime25 {tmp_path / 'aime25.jsonl'}" in shown and not (tmp_path / "e").exists()
 
 
-@pytest.fixture
-def waiting(run: Path, tmp_path: Path) -> RunLayout:
-    """The directory of an evaluation of a run whose weights version 20 will be published later."""
+def test_status_and_report_of_an_evaluation_on_its_own(run: Path, tmp_path: Path) -> None:
+    """Of a run whose weights version 20 will be published later."""
     recipe = recipe_of(run)
     shutil.rmtree(run / "weights")
-    return evaluation_of(recipe, tmp_path / "eval")
-
-
-def test_status_and_report_of_an_evaluation_on_its_own(waiting: RunLayout, tmp_path: Path) -> None:
+    waiting = run_of(tmp_path / "eval", recipe=recipe)
     assert not waiting.train_data.exists()
     status = typed("status", waiting.root).output
     assert "0/1 tasks" in status and "iteration" not in status
@@ -271,24 +258,25 @@ def test_status_and_report_of_an_evaluation_on_its_own(waiting: RunLayout, tmp_p
     assert "one@20" in page and "Learning curves" not in page, "nothing is trained"
     assert {str(tmp_path / "one"), str(tmp_path / "r")} <= set(folders_read(read_lock(waiting.recipe_lock)))
     assert (tmp_path / "r").is_dir(), "what a container binds must be there"
-    advice = refusal(prepare.run, load_task(waiting, "prepare", 0, Placement(0, 1, 0, "a"))).advice
+    advice = refusal(prepare.run, task_of(waiting, "prepare")).advice
     assert advice == f"mrt-hpc status {tmp_path / 'one'}", "which has to publish the model"
 
 
 def test_a_results_folder_that_is_a_file_is_refused_before_anything_is_made(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "r").write_text("")
-    assert "results folder is a file" in refusal(evaluation_of, recipe_of(whole), tmp_path / "eval").message()
+    with pytest.raises(UserError, match="results folder is a file"):
+        run_of(tmp_path / "eval", recipe=recipe_of(whole))
     assert not (tmp_path / "eval").exists()
 
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_a_damaged_model_is_published_again_by_the_same_command(whole: Path, tmp_path: Path, version: int) -> None:
     """It is damaged after the first job is done: that job is opened again, or the error says how to do that."""
-    layout = evaluation_of(recipe_of(f"{whole}@0,last"), tmp_path / "eval")
+    layout = run_of(tmp_path / "eval", recipe=recipe_of(f"{whole}@0,last"))
     for number in (0, 1):
         publish(layout, number, lambda folder: write_json(folder / "config.json", {}))
     write_task(layout, "prepare", 0, TaskRecord(TaskState.DONE))
-    task = load_task(layout, "evaluation", version, Placement(0, 1, 0, "a"))
+    task = task_of(layout, "evaluation", version)
     (layout.weights_version(version) / "config.json").write_text("damaged")
     refused = refusal(verified_weights, task, version)
     if version == 0:

@@ -85,12 +85,8 @@ def test_what_of_the_forced_text_is_the_answers_and_where_it_starts() -> None:
     assert answer_start(DEFAULT_FORCED_TEXT, "</think>") == "\n\n**Final Answer**\n\nThe final answer is"
     assert answer_start(OPEN_FORCED_TEXT, "") == "The final answer is"
     assert answer_start("", "") == ""
-    # it starts a line behind an inner prefix, the prompt's end and a whole thought, and adds no second blank line
-    tagged = [before + DEFAULT_FORCED_TEXT for before in ("Try 3.\n\n", "<think>\n", "So it is 8.\n")]
-    tagless = [before + OPEN_FORCED_TEXT for before in ("Try 3.\n\n", "Solve it.\n", "The answer is $")]
-    assert all("\nTime is up." in text for text in (*tagged, *tagless))
-    assert not any("\n\n\n" in text for text in tagged)
-    assert not any("\n\n\n\n" in text for text in tagless)
+    # behind what ends with a newline, as every prefix with tags does; and in the sentence that opens a box
+    assert DEFAULT_FORCED_TEXT.startswith("Time is up.") and OPEN_FORCED_TEXT.startswith("\nTime is up.")
 
 
 def test_provers_of_a_recipe_without_tags_force_answers_without_tags(tmp_path: Path) -> None:
