@@ -210,6 +210,7 @@ def test_a_fork_records_that_its_data_are_as_they_were(with_files: RunLayout) ->
     assert recorded(with_files) == {"data": "kept", "benchmark mine": "kept"}
     path.unlink()
     assert "--set data.path=" not in fork(with_files), "it is continued, and read its data when it was made"
+    assert recorded(with_files) == {"data": "kept", "benchmark mine": "kept"}
 
 
 def test_a_fork_tells_which_files_have_changed_since_the_old_run_began(with_files: RunLayout) -> None:

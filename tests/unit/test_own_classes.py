@@ -4,9 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from basics import RECIPES, ROOT, TRAINER
+from basics import ROOT, TRAINER
 from commands import python, refusal, typed
-from ruamel.yaml import YAML
 from run_of import run_of, task_of
 from samples import rollout, sampled
 
@@ -28,12 +27,9 @@ def recipe_file(tmp_path: Path) -> Path:
     """A recipe with the example beside it, under a module name of its own: modules are imported once."""
     name = f"method_{tmp_path.name}"
     shutil.copy(EXAMPLE, tmp_path / f"{name}.py")
-    yaml = YAML(typ="safe", pure=True)
-    recipe = yaml.load(RECIPES / "small_world" / "mrt_online.yaml")
-    recipe["algorithm"] = {"type": f"{name}:LastEpisode", "weight": 0.5}
-    recipe["prover"] = {"type": f"{name}:Cautious", "branches": 2}
-    yaml.default_flow_style = False
-    yaml.dump(recipe, tmp_path / "mine.yaml")
+    algorithm = f"algorithm: {{type: '{name}:LastEpisode', weight: 0.5}}"
+    prover = f"prover: {{type: '{name}:Cautious', branches: 2}}"
+    (tmp_path / "mine.yaml").write_text(f"extends: small_world/mrt_online\n{algorithm}\n{prover}\n")
     return tmp_path / "mine.yaml"
 
 

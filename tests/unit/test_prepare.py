@@ -53,12 +53,6 @@ def other(published: Path, tmp_path: Path) -> Path:
     return shutil.copytree(published, tmp_path / "other" / published.name)
 
 
-@pytest.fixture
-def model(other: Path) -> Path:
-    (other / MANIFEST).unlink()
-    return other
-
-
 def change_tokenizer(model: Path, **changes: object) -> None:
     path = model / "tokenizer.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
@@ -93,9 +87,10 @@ def test_a_run_starts_from_a_weights_version_of_another_unless_it_is_damaged(oth
         (make_lossy, "prover.model", "prover.model"),
     ],
 )
-def test_unusable_models(model: Path, tmp_path: Path, damage: Callable[[Path], None], field: str, fact: str) -> None:
-    damage(model)
-    value = f"{{type: hugging_face, path: {model}}}" if field == "model" else model
+def test_unusable_models(other: Path, tmp_path: Path, damage: Callable[[Path], None], field: str, fact: str) -> None:
+    (other / MANIFEST).unlink()
+    damage(other)
+    value = f"{{type: hugging_face, path: {other}}}" if field == "model" else other
     task = prepare_task(tmp_path / "run", f"{field}={value}", name="small_world/mrt_online")
     assert fact in refusal(prepare.run, task).message()
     assert not task.layout.weights_version(0).exists()
@@ -151,9 +146,7 @@ def change_first(task: Task, **changes: Any) -> str:
     [([], []), (["\\frac{1}{", "\\frac{1}{2}.", "x+1"], [0]), ([("2", "x+1"), ("2", "\\frac{1}{")], [1]),
      (["\\textbf{(B)}\\ 12", "\\textbf{(C)}\\ D"], [1])],
 )  # fmt: skip
-def test_golds_nothing_else_reaches(
-    task: Task, caplog: pytest.LogCaptureFixture, answers: Any, unreadable: Any
-) -> None:
+def test_gold_answers_out_of_reach(task: Task, caplog: pytest.LogCaptureFixture, answers: Any, unreadable: Any) -> None:
     problems = read_problems(task.layout.train_data)
     odd = [replace(problem, answer=answer) for problem, answer in zip(problems, answers, strict=False)]
     write_problems(task.layout.train_data, [*odd, *problems[len(odd) :]])
