@@ -61,31 +61,24 @@ def holding(name: str, content: bytes) -> Callable[[Path], object]:
     ("damage", "fact"),
     [
         (without(CONFIG), CONFIG),
-        *(
-            (holding(INDEX, b'{"weight_map": %s}' % places), "lacks weight_map")
-            for places in (b"null", b"[1]", b'"x"', b'{"a": ["x"]}', b"{}")
-        ),
         (holding(INDEX, b"{}"), "lacks weight_map"),
+        (holding(INDEX, b'{"weight_map": {"a": ["x"]}}'), "lacks weight_map"),
         (without("tokenizer.json"), "tokenizer.json"),
         (change(TOKENIZER, chat_template=None), "prompt.chat_template"),
         (without(WEIGHTS), r"\*\.safetensors"),
         (shortened, "bytes, by its header"),
         (holding(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\n"), "a safetensors file"),
-        (holding(WEIGHTS, struct.pack("<Q", 8) + b"no JSON." + bytes(64)), "a safetensors file"),
         (holding(INDEX, HALF), "model-00002-of-00002.safetensors"),
         # one shard of two, without index
         (lambda m: (m / WEIGHTS).rename(m / "model-00001-of-00002.safetensors"), "model.safetensors is missing"),
         (change(CONFIG, architectures=["Qwen2ForCasualLM"]), "Qwen2ForCasualLM"),
         (change(CONFIG, architectures=None), "architectures"),
-        (change(CONFIG, architectures=["BertForMaskedLM"]), "BertForMaskedLM"),
-        (change(TOKENIZER, chat_template=CLOSED), "closes the thought"),
         (change(CONFIG, max_position_embeddings=128), "within 128 tokens"),
         (holding(GENERATION, b'{"eos_token_id": [1, '), "cannot be read"),
-        (holding(GENERATION, b'{"a": "\xff"}'), "cannot be read"),
         (holding(GENERATION, b"[1]"), "no JSON object"),
         *(
             (holding(GENERATION, b'{"eos_token_id": %s}' % stop), "ends a sequence and is none")
-            for stop in (b'"</s>"', b'[1, "2"]', b"[[1]]", b"true", b"1.0", b"-1", b"1" + b"0" * 30, b"[394]")
+            for stop in (b'[1, "2"]', b"true", b"-1", b"[394]")
         ),
     ],
 )
@@ -97,7 +90,7 @@ def test_a_model_that_cannot_be_right_is_refused_by_submit(damage: Any, fact: st
     assert not (model.parent / "run").exists()
 
 
-@pytest.mark.parametrize("template", [5, True, {"a": 1}, [{"name": ["x"], "template": "a"}], [["default"]]])
+@pytest.mark.parametrize("template", [5, [["default"]]])
 def test_a_chat_template_that_is_no_text_is_refused(template: object, model: Path) -> None:
     change(TOKENIZER, chat_template=template)(model)
     assert "chat template" in refusal(submit, model).what
@@ -120,8 +113,6 @@ NAN = bytes.fromhex("0000c07f")
         stored(NAN, a=("F32", [0], [4, 4])),
         stored(NAN, a=("f32", [1], [0, 4])),
         stored(NAN, a=(["F32"], [1], [0, 4])),
-        stored(b"123", a=("F32", [1], [0, 3])),
-        stored(NAN, a=("F32", [1], [0, 4.0])),
         stored(NAN, a=("F32", [1000], [0, 4])),
         stored(NAN, a=("F32", [-1], [0, -4])),
         stored(NAN, a=("F32", [1], [0, 4]), b=("I32", [1], [0, 4])),
@@ -187,12 +178,11 @@ def test_a_model_without_room_for_a_way_of_evaluating_is_refused_by_submit(model
     submit(model, how)
 
 
-def test_lengths_are_counted_as_vllm_does_and_hold_prompt_trace_and_answer() -> None:
+def test_lengths_are_counted_as_vllm_does() -> None:
     scaled = [{"max_position_embeddings": 100, "rope_scaling": {name: kind, "factor": 4.0}}
               for name, kind in (("type", "linear"), ("rope_type", "yarn"))]  # fmt: skip
     configs: list[dict[str, Any]] = [{"n_positions": 1024}, *scaled, {"text_config": {"n_positions": 50}}, {}]
     assert [context_length(config) for config in configs] == [1024, 400, 100, 50, None]
-    assert recipe("mrt_online").longest_sequence == 4096 + 16384 + 512
 
 
 WIDTHS = {"serving.tensor_parallel": (1, 2, 4, 6, 12), "training.sequence_parallel": (1, 2, 3, 4, 6, 12)}

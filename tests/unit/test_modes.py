@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import samples
@@ -111,7 +110,6 @@ def test_words_are_inserted_in_rotation_in_place_of_the_closing_tag() -> None:
     extensions = [derive_seed(7, "extension", 0, "p", 1, w) for w in (1, 2, 3, 4)]
     assert [request.seeds for request in server.asked[:5]] == [[seed] for seed in (direct, *extensions)]
     assert trace.completion.seed == direct, "the first seed is that of a direct evaluation"
-    assert Extrapolation().boundary_budgets(16384) == (16384, 20480, 24576, 28672, 32768)
     assert [Extrapolation().word(w) for w in (0, 3, 4, 7)] == ["Wait", "But hold on", "Wait", "But hold on"]
 
 
@@ -209,16 +207,12 @@ def test_the_way_of_evaluating_decides_the_digest_and_the_default_changes_none(t
     assert len({usual, four, five}) == 3
 
 
-def rollout(sample: int, reward: float, **more: Any) -> Rollout:
-    return replace(samples.rollout("p", sample, reward=reward), **more)
-
-
 def test_records_without_inserted_tokens_are_written_as_before_and_read_again(tmp_path: Path) -> None:
     usual, special = tmp_path / "usual.parquet", tmp_path / "special.parquet"
-    plain, forced = rollout(0, 1.0), rollout(1, 0.0, inserted=[[1, 2]], stage=1, stages=2)
+    plain = samples.rollout("p", 0)
+    forced = replace(plain, sample=1, inserted=[[1, 2]], stage=1, stages=2)
     write_records(usual, [plain], Rollout)
     write_records(special, [plain, forced], Rollout)
     assert not {"inserted", "stage", "stages"} & set(pq.read_schema(usual).names)
     assert read_records(usual, Rollout) == [plain]
     assert read_records(special, Rollout) == [plain, forced]
-    assert (plain.sampled_tokens, forced.sampled_tokens, plain.counts, forced.counts) == (3, 1, True, True)

@@ -1,12 +1,12 @@
 """More iterations for a run, and new runs that begin with weights of another: from the run directory alone."""
 
 import json
-import shlex
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
-from basics import QUICKSTART, executable
+from basics import executable
 from commands import commands_first, refusal, typed
 from run_of import RECIPES, bare_run, forget_claims, run_of
 from slurm_texts import squeue_prints
@@ -17,7 +17,6 @@ from mrt_hpc.attempt import ledger
 from mrt_hpc.attempt.ledger import record_site, record_submission, remember_site, submissions
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm.site import SlurmSite
-from mrt_hpc.errors import UserError
 from mrt_hpc.evaluate.asked_models import models_asked
 from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe
 from mrt_hpc.plan.compile import compile_plan
@@ -40,17 +39,18 @@ CONSTANT = ("training.schedule=constant", "training.warmup_ratio=0")
 SITE = SlurmSite(name="mycluster", account="mine")
 
 
-def damage(layout: RunLayout, version: int) -> None:
-    weights = layout.weights_version(version) / "model.safetensors"
-    content = weights.read_bytes()
-    weights.unlink()  # a copy of the version may be a link to it
-    weights.write_bytes(content[:-1] + b"x")
-
-
 def submitted(layout: RunLayout) -> None:
     record_site(layout, SITE)
     remember_site(layout, SITE)
     record_submission(layout, "prepare", "7", "mycluster")
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> RunLayout:
+    layout = run_of(tmp_path / "run")
+    submitted(layout)
+    publish_models(layout, 0, 2, 3)
+    return layout
 
 
 def flat(*words: object, exits: int = 0) -> str:
@@ -71,16 +71,6 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return sent
 
 
-def test_a_run_with_a_constant_rate_gets_more_iterations_at_its_own_site(tmp_path: Path, slurm: Path) -> None:
-    layout = run_of(tmp_path / "run", *CONSTANT)
-    submitted(layout)
-    publish_models(layout, 2)
-    typed("submit", layout.root, "--set", "schedule.iterations=30")
-    assert read_recipe_lock(layout.recipe_lock).schedule.iterations == read_plan(layout.plan).iterations == 30
-    assert slurm.read_text().count("#SBATCH --account=mine") == len(submissions(layout)) - 1
-    assert {one.site for one in submissions(layout)} == {"mycluster"}
-
-
 def test_a_finished_run_gets_more_iterations_and_its_report_again(tmp_path: Path, slurm: Path) -> None:
     layout = run_of(tmp_path / "run", *CONSTANT)
     submitted(layout)
@@ -97,19 +87,15 @@ def test_a_finished_run_gets_more_iterations_and_its_report_again(tmp_path: Path
     assert len(sent) == slurm.read_text().count("#SBATCH --account=mine")
 
 
-def test_a_cosine_is_kept_once_it_has_begun(tmp_path: Path, slurm: Path) -> None:
-    layout = run_of(tmp_path / "run")
-    submitted(layout)
-    typed("submit", layout.root, "--set", "schedule.iterations=30")
-    assert slurm.exists()
-    publish_models(layout, 2)
+@pytest.mark.usefixtures("slurm")
+def test_a_cosine_is_kept_once_it_has_begun(layout: RunLayout) -> None:
     refused = flat("submit", layout.root, "--set", "schedule.iterations=40", exits=2)
     assert "with schedule: constant it could be changed" in refused
-    assert f"mrt-hpc fork {layout.root} --at last --set schedule.iterations=38" in refused, "a fork begins at 0"
+    assert f"mrt-hpc fork {layout.root} --at last --set schedule.iterations=37" in refused, "a fork begins at 0"
     assert "mrt-hpc fork" not in flat("submit", layout.root, "--set", "schedule.iterations=2", exits=2)
 
 
-def test_more_iterations_need_a_checkpoint_to_go_on_from(tmp_path: Path, slurm: Path) -> None:
+def test_more_iterations_need_a_checkpoint_and_go_on_at_the_site_of_the_run(tmp_path: Path, slurm: Path) -> None:
     layout = run_of(tmp_path / "run", *CONSTANT)
     more = ("submit", layout.root, "--set", "schedule.iterations=30")
     publish_models(layout, read_plan(layout.plan).iterations)
@@ -118,13 +104,15 @@ def test_more_iterations_need_a_checkpoint_to_go_on_from(tmp_path: Path, slurm: 
     layout.checkpoint(20).mkdir(parents=True)
     submitted(layout)
     typed(*more)
-    assert read_recipe_lock(layout.recipe_lock).schedule.iterations == 30
+    assert read_recipe_lock(layout.recipe_lock).schedule.iterations == read_plan(layout.plan).iterations == 30
+    assert slurm.read_text().count("#SBATCH --account=mine") == len(submissions(layout)) - 1
+    assert {one.site for one in submissions(layout)} == {"mycluster"}
 
 
-def test_a_fork_has_its_own_copy_of_the_weights_and_says_where_it_comes_from(tmp_path: Path, slurm: Path) -> None:
-    layout = run_of(tmp_path / "run")
-    submitted(layout)
-    digest = publish_models(layout, 0, 2, 3)[1]
+def test_a_fork_has_its_own_copy_of_the_weights_and_says_where_it_comes_from(
+    layout: RunLayout, tmp_path: Path, slurm: Path
+) -> None:
+    digest = verify(layout.weights_version(2)).digest
     typed("fork", layout.root, "--at", "2", "--set", "schedule.iterations=6", "--set", "name=half")
     new = RunLayout(tmp_path / "half")
     assert slurm.read_text().count("#SBATCH --account=mine") == len(submissions(new)) > 0
@@ -139,9 +127,7 @@ def test_a_fork_has_its_own_copy_of_the_weights_and_says_where_it_comes_from(tmp
     assert f"{layout.root}, weights version 2" in new.report.read_text()
 
 
-def test_the_same_fork_continues_and_another_is_refused(tmp_path: Path, slurm: Path) -> None:
-    layout = run_of(tmp_path / "run")
-    publish_models(layout, 2, 3)
+def test_the_same_fork_continues_and_another_is_refused(layout: RunLayout, tmp_path: Path, slurm: Path) -> None:
     site = tmp_path / "mycluster.yaml"
     site.write_text("type: slurm\nname: mycluster\naccount: mine\n")
     where = ["--run", str(tmp_path / "new"), "--site", str(site)]
@@ -156,29 +142,26 @@ def test_the_same_fork_continues_and_another_is_refused(tmp_path: Path, slurm: P
 @pytest.mark.parametrize(
     ("at", "option", "told"),
     [
-        ("newest", (), "first, last, or one of those that are there: 0, 2"),
+        ("newest", (), "first, last, or one of those that are there: 0, 2, 3"),
         ("2", ("model.path=/x",), "--set model.path=/x"),
         ("2", ("schedule.iteration=3",), "iterations"),
         ("2", ("evaluation.suite=paper_20",), "suite"),
     ],
 )
-def test_a_fork_that_cannot_be_is_refused(tmp_path: Path, at: str, option: tuple[str, ...], told: str) -> None:
-    layout = run_of(tmp_path / "run")
-    publish_models(layout, 0, 2)
-    assert told in str(refusal(fork_of, layout, at, option, lambda name: tmp_path / name))
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+def test_a_fork_that_cannot_be_is_refused(layout: RunLayout, at: str, option: tuple[str, ...], told: str) -> None:
+    assert told in str(refusal(fork_of, layout, at, option, layout.root.with_name))
+    assert [path.name for path in layout.root.parent.iterdir()] == ["run"]
 
 
-def test_weights_that_are_damaged_or_removed_meanwhile_leave_no_run(tmp_path: Path) -> None:
-    layout = run_of(tmp_path / "run")
-    publish_models(layout, 2)
-    new = fork_of(layout, "2", (), lambda name: tmp_path / name)
-    damage(layout, 2)
-    with pytest.raises(UserError) as refused:
-        create_or_open(new.root, new.recipe, compile_plan(new.recipe, LocalSite()), origin=new.origin)
-    assert refused.value.where == layout.weights_version(2)
+def test_weights_that_are_damaged_meanwhile_leave_no_run(layout: RunLayout) -> None:
+    new = fork_of(layout, "3", (), layout.root.with_name)
+    weights = layout.weights_version(3) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    plan = compile_plan(new.recipe, LocalSite())
+    refused = refusal(partial(create_or_open, new.root, new.recipe, plan, origin=new.origin))
+    assert refused.where == layout.weights_version(3)
     assert not new.root.exists()
-    refusal(fork_of, layout, "last", (), lambda name: tmp_path / name)
+    refusal(fork_of, layout, "last", (), layout.root.with_name)
 
 
 def lines(*answers: str) -> str:
@@ -261,13 +244,6 @@ def test_samples_of_a_fork_are_compared_too(tmp_path: Path) -> None:
     assert (kept.is_changed, changed.is_changed, changed.old) == (False, True, kept.old)
 
 
-def evaluation_of(tmp_path: Path) -> RunLayout:
-    trained = run_of(tmp_path / "trained")
-    publish_models(trained, 0)
-    recipe = evaluation_recipe(models_asked([f"{trained.root}@0"]), "small_world", results=tmp_path / "results")
-    return run_of(tmp_path / "evaluation", recipe=recipe)
-
-
 def test_a_run_goes_on_by_its_directory_as_it_was_submitted(tmp_path: Path, slurm: Path) -> None:
     """With the recipe file gone, at its own site, and with the values that were set."""
     layout = run_of(tmp_path / "a b", "seed=7", "resources.trainer.memory_gib=3")
@@ -280,34 +256,21 @@ def test_a_run_goes_on_by_its_directory_as_it_was_submitted(tmp_path: Path, slur
     assert layout.recipe_lock.read_text() == before and "keeps" not in done.output
     changed = typed("submit", layout.root, "--set", "resources.trainer.memory_gib=4").output
     assert "the changed resources" in changed, "no job of it is queued any more"
-
-
-@pytest.mark.usefixtures("slurm")
-def test_what_a_run_takes_is_changed_from_its_directory_and_nothing_else(tmp_path: Path) -> None:
-    layout = run_of(tmp_path / "run")
-    submitted(layout)
-    publish_models(layout, 2)
-    rate = ("--set", "training.learning_rate=0.5")
-    for words in ((layout.root, *rate), (QUICKSTART, "--run", layout.root, *rate)):
-        advice = typed("submit", *words, exits=2).stderr.splitlines()[-1].removeprefix("  next:     ")
-        typed(*shlex.split(advice.partition(" begins")[0])[1:], "--run", tmp_path / f"fork-{len(words)}")
-        assert layout.again in advice
-    typed("submit", layout.root, "--set", "resources.trainer.memory_gib=4")
     assert read_recipe_lock(layout.recipe_lock).resources.trainer.memory_gib == 4
     assert layout.again in typed("submit", layout.root, "--run", tmp_path / "other", exits=2).stderr
 
 
 @pytest.mark.usefixtures("slurm")
-def test_an_evaluation_goes_on_by_its_directory_until_a_file_has_changed(tmp_path: Path) -> None:
-    layout = evaluation_of(tmp_path)
-    submitted(layout)
-    assert "evaluation" in typed("plan", layout.root).output
-    typed("submit", layout.root)
-    assert {one.job for one in submissions(layout)} == {job.name for job in read_plan(layout.plan).jobs}
-    mine = tmp_path / "mine"
-    shutil.copytree(RunLayout(tmp_path / "trained").weights_version(0), mine)
-    other = run_of(
-        tmp_path / "other", recipe=evaluation_recipe(models_asked([str(mine)]), "small_world", results=tmp_path)
-    )
+def test_an_evaluation_goes_on_by_its_directory_until_a_file_has_changed(layout: RunLayout, tmp_path: Path) -> None:
+    mine = shutil.copytree(layout.weights_version(0), tmp_path / "mine")
+    recipes = [
+        evaluation_recipe(models_asked([model]), "small_world", results=tmp_path / "results")
+        for model in (f"{layout.root}@0", str(mine))
+    ]
+    one, other = (run_of(tmp_path / f"of-{number}", recipe=recipe) for number, recipe in enumerate(recipes))
+    submitted(one)
+    assert "evaluation" in typed("plan", one.root).output
+    typed("submit", one.root)
+    assert {sent.job for sent in submissions(one)} == {job.name for job in read_plan(one.plan).jobs}
     (mine / "config.json").write_text("{}")
     assert str(mine) in typed("submit", other.root, exits=2).stderr

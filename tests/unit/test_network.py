@@ -9,9 +9,7 @@ from mrt_hpc.run import network
 from mrt_hpc.run.network import GLOO_INTERFACE, address_towards, gloo_interface, interface_of
 
 
-def test_ranks_of_one_machine_stay_on_loopback_and_a_site_names_another_interface(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_of_one_machine_stay_on_loopback_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(GLOO_INTERFACE, "ib0")
     here = socket.gethostname()
     assert gloo_interface([here, here]) == "lo"

@@ -3,13 +3,12 @@
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
+from advice_places import PACKAGE, text_of
 from documents import options_of
 from typed_advice import words_of
 
-import mrt_hpc
 from mrt_hpc.cli.main import main
 
 PROSE = re.compile(r"X\w*|doctorX+|--help|installed.|again|and|for|in|is|of|on|or|that|to|works|wrote|FIELD|{}")
@@ -18,13 +17,11 @@ PROSE = re.compile(r"X\w*|doctorX+|--help|installed.|again|and|for|in|is|of|on|o
 
 def written() -> Iterator[tuple[str, list[str]]]:
     """The files, and the commands in the texts of the package; X stands for what is filled in."""
-    for path in Path(mrt_hpc.__file__).parent.rglob("*.py"):
+    for path in PACKAGE.rglob("*.py"):
         nodes = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.JoinedStr | ast.Constant)]
-        inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
-        for node in nodes:
-            values = node.values if isinstance(node, ast.JoinedStr) else [node] if id(node) not in inner else []
-            text = "".join(str(v.value) if isinstance(v, ast.Constant) else "X" for v in values)
-            for rest in re.split(r"(?<![\w.-])mrt-hpc ", re.sub(r"\{\w+\}", "X", text))[1:]:
+        inner = {part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+        for text in (re.sub(r"\{\w*\}", "X", text_of(node)) for node in nodes if node not in inner):
+            for rest in re.split(r"(?<![\w.-])mrt-hpc ", text)[1:]:
                 if words := list(words_of(rest)):
                     yield path.name, words
 

@@ -104,25 +104,24 @@ def test_one_that_beats_too_late_is_refused(layout: RunLayout, monkeypatch: pyte
 
 def test_one_that_only_stood_still_works_on_alone(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another job took it for dead, sees that it beats, and comes back."""
-    first = task_of(layout, TRAINER, attempt="45.0")
-    path = layout.heart(TRAINER, 0)
+    first, *others = (task_of(layout, TRAINER, attempt=attempt) for attempt in ("45.0", "47.0", "47.1", "47.2"))
+    path, last = layout.heart(TRAINER, 0), holding.TaskClaim(1, "45.0", Beat("45.0", 0))
     with sole_attempt(first):
-        last = holding.TaskClaim(1, "45.0", Beat("45.0", 0))
         with monkeypatch.context() as patch:
             patch.setattr(holding, "finished_claim", lambda *_: last)
-            with pytest.raises(UserError), sole_attempt(task_of(layout, TRAINER, attempt="47.0")):
+            with pytest.raises(UserError), sole_attempt(others[0]):
                 pytest.fail("two work at once")
-        beating = Heart(path, "45.0", 0.1)
-        with beating, pytest.raises(UserError), sole_attempt(task_of(layout, TRAINER, attempt="47.1")):
+        with Heart(path, "45.0", 0.1), pytest.raises(UserError), sole_attempt(others[1]):
             pytest.fail("it came back beside the first")
-    with sole_attempt(task_of(layout, TRAINER, attempt="47.2")):
+    with sole_attempt(others[2]):
         assert read_beat(path).attempt == "47.2"
 
 
 def test_of_many_that_begin_at_once_never_two_work_together(layout: RunLayout) -> None:
-    jobs, at_work, most, done = 8, set[str](), [0], list[str]()
+    jobs, at_work, most = 8, set[str](), list[int]()
+    start = Barrier(jobs)
 
-    def work(one: Task, start: Barrier) -> None:
+    def work(one: Task) -> None:
         start.wait()
         try:
             with sole_attempt(one):
@@ -130,18 +129,14 @@ def test_of_many_that_begin_at_once_never_two_work_together(layout: RunLayout) -
                 most.append(len(at_work))
                 time.sleep(0.05)
                 at_work.remove(one.attempt)
-                done.append(one.attempt)
         except UserError as refused:
             assert refused.exit_code is ExitCode.GIVE_BACK
 
     with ThreadPoolExecutor(jobs) as pool:
         for turn in range(5):
-            start = Barrier(jobs)
             tasks = [task_of(layout, TRAINER, attempt=f"{100 * turn + number + 1}.0") for number in range(jobs)]
-            for one in [pool.submit(work, one, start) for one in tasks]:
-                one.result()
-    assert max(most) == 1
-    assert len(done) >= 5, "one of each turn works"
+            list(pool.map(work, tasks))
+    assert len(most) >= 5 and set(most) == {1}, "one of each turn works"
 
 
 HOLD = """
@@ -163,8 +158,7 @@ def held(layout: RunLayout, *how: str) -> Iterator[subprocess.Popen[str]]:
     """Another process holds the run, in a group of its own as the jobs of a shell are."""
     command = [sys.executable, "-c", HOLD, str(layout.root), *how]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
     yield process
     process.kill()
     process.wait()

@@ -4,9 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from basics import RECIPES, ROOT, TRAINER
+from basics import ROOT, TRAINER
 from commands import python, refusal, typed
-from ruamel.yaml import YAML
 from run_of import run_of, task_of
 from samples import rollout, sampled
 
@@ -28,12 +27,9 @@ def recipe_file(tmp_path: Path) -> Path:
     """A recipe with the example beside it, under a module name of its own: modules are imported once."""
     name = f"method_{tmp_path.name}"
     shutil.copy(EXAMPLE, tmp_path / f"{name}.py")
-    yaml = YAML(typ="safe", pure=True)
-    recipe = yaml.load(RECIPES / "small_world" / "mrt_online.yaml")
-    recipe["algorithm"] = {"type": f"{name}:LastEpisode", "weight": 0.5}
-    recipe["prover"] = {"type": f"{name}:Cautious", "branches": 2}
-    yaml.default_flow_style = False
-    yaml.dump(recipe, tmp_path / "mine.yaml")
+    algorithm = f"algorithm: {{type: '{name}:LastEpisode', weight: 0.5}}"
+    prover = f"prover: {{type: '{name}:Cautious', branches: 2}}"
+    (tmp_path / "mine.yaml").write_text(f"extends: small_world/mrt_online\n{algorithm}\n{prover}\n")
     return tmp_path / "mine.yaml"
 
 
@@ -82,7 +78,6 @@ def naming(folder: Path, section: str, *lines: str) -> tuple[Path, int]:
     [
         ("algorithm", "my_method", "LastEpisode", "weight", -1, "a number of at least 0", "wieght"),
         ("prover", "my_method", "Cautious", "branches", 0, "from 1 to 1,000,000", "branchs"),
-        ("evaluation.prover", "my_method", "Cautious", "branches", 0, "from 1 to 1,000,000", "branchs"),
         ("data.verifier", "my_verifier", "LastLineChoice", "choices", 1, "from 2 to 26", "choises"),
         ("", "my_queue", "ScriptSite", "most_scripts", 0, "from 1 to 1,000,000", "most_script"),
     ],
@@ -112,26 +107,22 @@ def test_a_way_of_evaluating_and_a_function_are_checked_as_classes_are(tmp_path:
     for module in ("my_mode", "my_verifier"):
         shutil.copy(EXAMPLE.with_name(f"{module}.py"), tmp_path / f"{module}_{tmp_path.name}.py")
     (tmp_path / "mine.yaml").write_text("extends: small_world/grpo\n")
-    where = "evaluation.benchmarks=[{name: b, problems: {type: small_world}, mode: {type: 'my_mode_%s:%s', %s: %s}}]"
-    for name, field, value, at, told in (
-        ("OneMoreLook", "word", 3, "word", "which make it text: text: The word."),
-        ("OneMoreLook", "wrod", "a", "wrod", "word is the nearest; one of type, word"),
-        ("OneMoreLok", "word", "a", "type", "OneMoreLook is the nearest"),
+    where = "evaluation.benchmarks=[{name: b, problems: {type: small_world}, mode: {type: 'my_mode_%s:%s', word: %s}}]"
+    mode = "evaluation.benchmarks.0.mode"
+    for option, field, told in (
+        (where % (tmp_path.name, "OneMoreLook", 3), f"{mode}.word:", "which make it text: text: The word."),
+        (where % (tmp_path.name, "OneMoreLok", "a"), f"{mode}.type:", "OneMoreLook is the nearest"),
+        (f"data.verifier=my_verifier_{tmp_path.name}:same_wrds", "data", "same_words is the nearest"),
     ):
-        option = where % (tmp_path.name, name, field, value)
         refused = refusal(load_recipe, tmp_path / "mine.yaml", (option,))
-        assert refused.what.startswith(f"evaluation.benchmarks.0.mode.{at}:") and told in str(refused.expected)
+        assert refused.what.startswith(field) and told in str(refused.expected)
         assert refused.where == f"--set {option}"
-    option = f"data.verifier=my_verifier_{tmp_path.name}:same_wrds"
-    refused = refusal(load_recipe, tmp_path / "mine.yaml", (option,))
-    assert (refused.where, "same_words is the nearest" in str(refused.expected)) == (f"--set {option}", True)
 
 
 def test_a_module_that_fails_or_lacks_something_is_refused(recipe_file: Path) -> None:
     for number, (code, told) in enumerate((
         ("x = 1\ndef f(:\n", "line 2: SyntaxError"),
         ("x = 1\nimport nowhere_at_all\n", "line 2: ModuleNotFoundError: No module named 'nowhere_at_all'"),
-        ("x = 1\ny = x / 0\n", "line 2: ZeroDivisionError"),
         ("import sys\nsys.exit(0)\n", "line 2: SystemExit"),
         ("from mrt_hpc.algorithms.base import RolloutAlgorithm\nclass Mine(RolloutAlgorithm):\n    type: str\n",
          "the method learnt"),
@@ -147,8 +138,6 @@ def test_what_its_check_refuses_is_refused_beside_the_other_faults(recipe_file: 
     settings = ("episodes.max_episodes=1", "training.offload_optimizer=true", "training.zero_stage=0")
     refused = refusal(load_recipe, recipe_file, settings)
     assert [fault.where for fault in (refused, *refused.others)] == [f"--set {setting}" for setting in settings[:2]]
-    setting = "algorithm.type=pathlib:Path"
-    assert refusal(load_recipe, recipe_file, (setting,)).where == f"--set {setting}"
 
 
 def test_its_fields_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +147,6 @@ def test_its_fields_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     weight = f"algorithm[{module}:LastEpisode].weight"
     for asked in (f"{module}:LastEpisode", f"algorithm.{module}:LastEpisode", weight):
         assert weight in typed("fields", asked).output.splitlines()
-    shown = typed("fields", f"evaluation.prover.{module}:Cautious").output
-    assert f"evaluation.prover[{module}:Cautious].branches" in shown.splitlines()
     assert "LastEpisode is the nearest" in typed("fields", f"{module}:LastEpisod", exits=2).stderr
 
 
@@ -184,9 +171,7 @@ def test_a_run_keeps_the_code_and_its_tasks_use_the_copy(recipe_file: Path, tmp_
     assert lock_text(recipe) == layout.recipe_lock.read_text()
 
 
-def test_what_a_module_imports_from_beside_it_is_kept_and_decides_verdicts_and_samples_too(
-    recipe_file: Path, tmp_path: Path
-) -> None:
+def test_what_a_module_imports_from_beside_it_is_kept_and_decides_verdicts(recipe_file: Path, tmp_path: Path) -> None:
     own = f"rules_{tmp_path.name}"
     (tmp_path / own).mkdir()
     (tmp_path / own / "__init__.py").touch()

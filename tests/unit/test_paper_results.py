@@ -10,17 +10,12 @@ from commands import refusal, typed
 from evaluated import PROBLEMS, benchmark_of, boundary, commit_traces, evaluation_of, model, run_directory, trace
 from synthetic_run import Shape, SyntheticRun
 
+from mrt_hpc.analysis import vote_curves
 from mrt_hpc.analysis.attempts import analyse_attempts, attempts_of_model
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, SampleAttempt
 from mrt_hpc.analysis.regret_curves import analyse_regret_beyond, voting_regret
 from mrt_hpc.analysis.scaling import prefix_curve, require_few_draws
-from mrt_hpc.analysis.vote_curves import (
-    analyse_scaling_by_episodes,
-    curves_by_episodes,
-    votes_of_attempts,
-    votes_of_samples,
-)
 from mrt_hpc.cli.analyze import paper_results
 from mrt_hpc.mrt.regret import TraceCurve, area_under_values, join_curves, regret_against_voting
 from mrt_hpc.mrt.values import Vote
@@ -38,8 +33,7 @@ EPISODES = {
 }
 EXTENDED = {
     problem: tuple(
-        trace("R", 200, boundary(0, "RX"), boundary(end, "RX"), boundary(120, "RR"), boundary(150, "RX"))
-        for end in ENDS
+        trace("R", 200, *(boundary(at, "RR" if at == 120 else "RX") for at in (0, end, 120, 150))) for end in ENDS
     )
     for problem in EPISODES
 }
@@ -96,14 +90,10 @@ def test_every_command(places: dict[str, str], command: str, tmp_path: Path, mon
 
 def test_the_list_and_the_page_have_every_figure_and_table() -> None:
     assert len(RESULTS) == 21 and len(MADE) >= 16
-    page = (ROOT / "docs" / "paper.md").read_text().splitlines()
-    rows = [
-        f"| {name} | {shows} | {f'`{command}`' if command else 'not here'} | {definition} |"
-        for name, shows, command, definition in (row.values() for row in RESULTS)
-    ]
-    assert [row for row in rows if row not in page] == [], "docs/paper.md has these rows"
-    shown = typed("analyze", "--list").output
-    assert [r["name"] for r in RESULTS if r["name"] not in shown] == []
+    page, shown = (ROOT / "docs" / "paper.md").read_text().splitlines(), typed("analyze", "--list").output
+    for name, shows, command, definition in (row.values() for row in RESULTS):
+        assert f"| {name} | {shows} | {f'`{command}`' if command else 'not here'} | {definition} |" in page
+        assert name in shown
 
 
 def beyond_of(problems: dict[str, tuple[EvaluatedTrace, ...]], name: str = "model") -> object:
@@ -117,13 +107,11 @@ def test_regret_goes_on_through_the_extensions_up_to_each_budget_alone() -> None
     short = {"a": (trace("R", 40, boundary(0, "RX"), boundary(40, "RX")),)}
     found = analyse_regret_beyond([replace(model(short), weights="w")], [beyond_of({"a": EXTENDED["a"][:1]})], [40])
     areas = (0.5, (20 + 60 + 8) / 128, (20 + 60 + 30 * 0.75 + 42 * 0.5) / 192)
-    assert [(row[1], row[2]) for row in found.tables[0].rows] == [
-        (budget, pytest.approx(1 - area)) for budget, area in zip((40, 128, 192), areas, strict=True)
-    ]
+    assert [row[1] for row in found.tables[0].rows] == [40, 128, 192]
+    assert [row[2] for row in found.tables[0].rows] == pytest.approx([1 - area for area in areas])
     assert not found.remarks
-    curve = join_curves(
-        TraceCurve(np.array([0.0, 9.0]), np.array([0.0, 1.0])), TraceCurve(np.array([7.0]), np.array([0.5]))
-    )
+    first, second = TraceCurve(np.array([0.0, 9.0]), np.array([0.0, 1.0])), TraceCurve(np.array([7.0]), np.array([0.5]))
+    curve = join_curves(first, second)
     assert curve.tokens.tolist() == [0, 9, 9], "answers there are shorter, and the area has a base all the same"
     assert area_under_values(curve.tokens, curve.values, 18) == pytest.approx((4.5 + 4.5) / 18)
 
@@ -144,11 +132,9 @@ def test_thoughts_that_are_not_the_same_are_told_or_refused() -> None:
 def test_what_is_typed_on_samples_of_another_kind_is_refused_with_a_command_that_works(places: dict[str, str]) -> None:
     for analysis, what, advised in (
         ("regret", "EXTRAPOLATED", "paper_regret"), ("progress", "LINEARISED", "paper_regret"),
-        ("scaling", "EXTRAPOLATED", "paper_regret"), ("efficiency", "EXTRAPOLATED", "paper_regret"),
         ("extrapolate", "RUN", "paper_extrapolation"), ("attempts", "RUN", "paper_20_own_attempt"),
     ):  # fmt: skip
-        shown = typed("analyze", analysis, places[what], exits=2).stderr
-        assert f"--suite {advised}\n" in shown, analysis
+        assert f"--suite {advised}\n" in typed("analyze", analysis, places[what], exits=2).stderr, analysis
     assert "another quantity" in typed("compare", places["EXTRAPOLATED"], "--measure", "regret@64", exits=2).stderr
 
 
@@ -197,16 +183,10 @@ def test_weights_are_read_from_the_likelihoods_of_the_answers(places: dict[str, 
 
 def test_traces_of_five_numbers_of_episodes_share_their_curves() -> None:
     """Three traces of one episode and one of two: 1 to 5 together, in which the short ones keep their last answers."""
-    (one,) = curves_by_episodes(model(PROBLEMS), [])
+    (one,) = vote_curves.curves_by_episodes(model(PROBLEMS), [])
     assert (one.name, one.traces, one.problems) == ("1 - 5", 4, 2)
-    long = {
-        "a": (
-            trace("R", 9, *(boundary(i, "RX") for i in range(7))),
-            trace("X", 9, *(boundary(i, "XX") for i in range(2))),
-        ),
-        "b": (trace("R", 9, boundary(0, "RR")),),
-    }
-    found = list(curves_by_episodes(model(long), []))
+    a = [trace(of, 9, *(boundary(i, f"{of}X") for i in range(count))) for of, count in (("R", 7), ("X", 2))]
+    found = list(vote_curves.curves_by_episodes(model({"a": tuple(a), "b": (trace("R", 9, boundary(0, "RR")),)}), []))
     assert [(b.name, b.traces, b.problems) for b in found] == [("0", 1, 1), ("1 - 5", 1, 1), ("6 - 10", 1, 1)]
     assert [p.estimate.mean for p in found[2].prefixes[0].points] == [0.5] * 7
     complete = found[2].complete[-1]
@@ -217,7 +197,7 @@ def test_branches_start_on_the_line_of_one_answer() -> None:
     """At the prefix of j episodes: one answer at j, two at j + 1, four at j + 3, and eight at j + 7."""
     eight = model({"a": (trace("R", 9, *(boundary(10 * i, "RX" * 4) for i in range(3))),)})
     direct = replace(model({"a": tuple(trace("R" if i else "X", 4) for i in range(4))}), name="direct")
-    by_count, by_tokens = analyse_scaling_by_episodes([eight, direct]).figures
+    by_count, by_tokens = vote_curves.analyse_scaling_by_episodes([eight, direct]).figures
     (panel,) = by_count.panels
     *branches, blue = [line for line in panel.lines if "direct" not in line.label]
     assert (blue.dash, blue.x, blue.means) == ("solid", (0.0, 1.0, 2.0), pytest.approx([0.5] * 3))
@@ -226,10 +206,9 @@ def test_branches_start_on_the_line_of_one_answer() -> None:
     ]
     assert all(line.means[0] == pytest.approx(blue.means[j]) for j, line in enumerate(branches)), "from the blue line"
     ways = {line.label: line for line in panel.lines if "direct" in line.label}
-    assert {label: line.x for label, line in ways.items()} == {
-        "maj@k of direct": (1, 2, 4),
-        "pass@k of direct": (1, 2, 4),
-    }
+    assert {label: line.x for label, line in ways.items()} == dict.fromkeys(
+        ("maj@k of direct", "pass@k of direct"), (1, 2, 4)
+    )
     assert ways["pass@k of direct"].means == [0.75, 1.0, 1.0]
     (panel,) = by_tokens.panels
     assert panel.doubling and panel.lines[3].x == tuple(point.x for point in prefix_curve(eight, 1).points)
@@ -238,21 +217,16 @@ def test_branches_start_on_the_line_of_one_answer() -> None:
 
 def test_votes_of_samples_and_of_attempts() -> None:
     """The first attempts to a are right in half of the samples. Both together tie in one sample, and win in one."""
-    points = votes_of_attempts(ATTEMPTED).points
-    assert [(p.index, p.x, p.by_problem) for p in points] == [
-        (1, 10, {"a": 0.5, "b": 0.5}), (2, 20, {"a": 0.75, "b": 0.25}),
-    ]  # fmt: skip
-    assert [(p.index, p.x) for p in votes_of_samples(model(PROBLEMS)).points] == [(1, 40), (2, 80)]
+    points = vote_curves.votes_of_attempts(ATTEMPTED).points
+    assert [(p.index, p.x) for p in points] == [(1, 10), (2, 20)]
+    assert [p.by_problem for p in points] == [{"a": 0.5, "b": 0.5}, {"a": 0.75, "b": 0.25}]
+    assert [(p.index, p.x) for p in vote_curves.votes_of_samples(model(PROBLEMS)).points] == [(1, 40), (2, 80)]
 
 
 def test_the_last_attempt_less_the_first_one() -> None:
     found = attempts_of_model(ATTEMPTED)
     assert (found.first, found.last) == ({"a": 0.5, "b": 0.5}, {"a": 1.0, "b": 0.0})
     assert set(found.changes.values()) == {0.25}
-    assert {middle: count for middle, count in found.histogram.items() if count} == {
-        -0.6: 0.5,
-        -0.4: 0.5,
-        0.4: 0.5,
-        0.6: 0.5,
-    }
+    counted = {middle: count for middle, count in found.histogram.items() if count}
+    assert counted == dict.fromkeys((-0.6, -0.4, 0.4, 0.6), 0.5)
     assert sum(row[2] for row in analyse_attempts([ATTEMPTED]).tables[1].rows) == 2

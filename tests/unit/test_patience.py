@@ -18,19 +18,10 @@ from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.sections import Resilience
 from mrt_hpc.roles.task import peers as peers_module
 from mrt_hpc.roles.task.peers import Peers, PeersFailedError, PeerStatus, PeerWait
+from mrt_hpc.run import retries
 from mrt_hpc.run.atomic import write_bytes, write_json
 from mrt_hpc.run.leases import Observer
-from mrt_hpc.run.retries import (
-    FULL_DISK,
-    NO_INODES,
-    RetryPolicy,
-    Shortage,
-    error_number,
-    list_directory,
-    retry_action,
-    wait_until,
-)
-from mrt_hpc.run.retries import shortage as shortage_of
+from mrt_hpc.run.retries import RetryPolicy, Shortage, error_number, list_directory, retry_action, wait_until
 from mrt_hpc.run.task_state import TaskState
 
 QUICK = RetryPolicy(full_limit_s=30, full_pause_s=0.001, fleeting_tries=4, fleeting_pause_s=0.0001)
@@ -50,7 +41,7 @@ def test_a_full_disk_is_waited_out_within_a_limit(number: int, caplog: pytest.Lo
     assert refusal(retry_action, failing(10**4, number), "a shard", short).exit_code is ExitCode.GIVE_BACK
 
 
-@pytest.mark.parametrize(("room", "lacking"), [("nr_inodes=4", NO_INODES), ("size=16k", FULL_DISK)])
+@pytest.mark.parametrize(("room", "lacking"), [("nr_inodes=4", retries.NO_INODES), ("size=16k", retries.FULL_DISK)])
 def test_full_inodes_are_told_from_a_full_disk(tmp_path: Path, room: str, lacking: Shortage) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", room, "tmpfs", str(tmp_path)], check=False).returncode:
         pytest.skip("mounting a small filesystem needs root")
@@ -58,7 +49,7 @@ def test_full_inodes_are_told_from_a_full_disk(tmp_path: Path, room: str, lackin
         with pytest.raises(OSError, match="No space left") as full:
             for number in range(9):
                 write_bytes(tmp_path / str(number), bytes(3000))
-        assert shortage_of(full.value) is lacking
+        assert retries.shortage(full.value) is lacking
         write = partial(write_bytes, tmp_path / "new", bytes(20000))
         assert lacking.shown_by in str(refusal(retry_action, write, "a shard", RetryPolicy(full_limit_s=0.0)).advice)
     finally:

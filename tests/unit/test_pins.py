@@ -141,9 +141,7 @@ def test_a_cancelled_evaluation_keeps_nothing(run: RunLayout, tmp_path: Path, mo
     assert pinned_versions(run) == {7, 20}, "the same command continues"
 
 
-def test_of_a_closed_run_versions_there_are_taken(
-    run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_closed_run_gives_what_is_there(run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run of somebody else. The tests may run as root, to whom nothing is closed."""
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != run.root)
     monkeypatch.setattr(asked_models, "pin", Mock(side_effect=PermissionError(errno.EACCES, "closed", str(run.pins))))

@@ -31,8 +31,7 @@ ANOTHER_PLACE = "belongs to another place"
 
 
 def run_at(root: Path) -> RunLayout:
-    changes = ("schedule.iterations=2", *WANTED, "data.problems=32")
-    layout = run_of(root, f"seed={SEED}", *changes)
+    layout = run_of(root, f"seed={SEED}", "schedule.iterations=2", *WANTED, "data.problems=32")
     for iteration in range(2):
         drawn = draw_problems(read_problems(layout.train_data), SEED, iteration, GROUPS)
         for position, problem in enumerate(drawn):

@@ -1,10 +1,11 @@
 """The queue's estimates of when jobs could start, in words of several versions of sbatch, which is a script here."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from basics import executable, resources
+from basics import INFERENCE, JOBS, executable, resources
 from commands import commands_first, recipe, refusal, typed
 from run_of import run_of
 
@@ -16,6 +17,7 @@ from mrt_hpc.backends.slurm.queued_as import MOST_ASKED
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.backends.slurm.starts import refuse_untaken, start_estimates
 from mrt_hpc.plan.compile import compile_plan
+from mrt_hpc.plan.jobs import Job
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 
@@ -42,20 +44,20 @@ def said(words: str, status: int = 0) -> str:
     return f"{{ echo '{words}' >&2; exit {status}; }}"
 
 
-def asked(tmp_path: Path) -> list[StartEstimate]:
-    return start_estimates(PLAN.jobs, SITE, RunLayout(tmp_path / "run"))
+def asked(folder: Path, site: SlurmSite = SITE, jobs: Sequence[Job] = PLAN.jobs) -> list[StartEstimate]:
+    return start_estimates(jobs, site, RunLayout(folder / "run"))
 
 
-def test_each_kind_of_job_is_asked_about_once(tmp_path: Path, folder: Path) -> None:
+def test_each_kind_of_job_is_asked_about_once(folder: Path) -> None:
     sbatch(folder, said(STARTS))
-    found = asked(tmp_path)
+    found, run = asked(folder), RunLayout(folder / "run")
     assert (folder / "calls").read_text().splitlines() == ["--test-only"] * 5
     kinds = [one.jobs[0] for one in found]
-    assert kinds == ["prepare", *(f"segment-000.{role}" for role in ("inference", "trainer", "evaluation")), "report"]
+    assert kinds == [*JOBS]
     assert {one.at for one in found} == {float(MADE)}
     assert sum(len(one.jobs) for one in found) == len(PLAN.jobs)
-    assert not (tmp_path / "run").exists(), "nothing is written"
-    submitted = dict(sbatch_texts(PLAN, SITE, RunLayout(tmp_path / "run")))
+    assert not run.root.exists(), "nothing is written"
+    submitted = dict(sbatch_texts(PLAN, SITE, run))
     for number, name in enumerate(kinds, 1):
         options, wanted = (
             [line for line in text.splitlines() if line.startswith("#SBATCH")]
@@ -64,19 +66,18 @@ def test_each_kind_of_job_is_asked_about_once(tmp_path: Path, folder: Path) -> N
         assert options == [line for line in wanted if "--dependency" not in line]
         assert "#SBATCH --constraint=ib" in options
     assert "#SBATCH --array=0-3%4" in (folder / "script-2").read_text()
-    assert LocalSite().backend().starts(PLAN.jobs, recipe("mrt_online"), RunLayout(tmp_path / "run")) == []
+    assert LocalSite().backend().starts(PLAN.jobs, recipe("mrt_online"), run) == []
 
 
 @pytest.mark.parametrize("at", [time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(MADE)), str(MADE)])
-def test_a_start_is_found_in_the_words_of_each_version(at: str, tmp_path: Path, folder: Path) -> None:
+def test_a_start_is_found_in_the_words_of_each_version(at: str, folder: Path) -> None:
     """By the local clock, or in seconds since the epoch; some kinds of jobs may be refused."""
     words = f"sbatch: lua: no\nsbatch: Job 7 to start at {at} using 1 processors on n1\nsbatch:   Preempts: 3"
     refused = said(f"sbatch: error: {NO_NODES}", 1)
     sbatch(folder, f"if grep -q gres=gpu: script-$n; then {refused}; fi\n{said(words)}")
-    found = {one.jobs[0]: one.at for one in asked(tmp_path)}
-    assert found == {"prepare": MADE, "segment-000.inference": None, "report": MADE}
+    assert {one.jobs[0]: one.at for one in asked(folder)} == {"prepare": MADE, INFERENCE: None, "report": MADE}
     many = [PLAN.jobs[0].model_copy(update={"resources": resources(cpus_per_rank=n)}) for n in range(1, 30)]
-    assert len(start_estimates(many, SITE, RunLayout(tmp_path / "run"))) == MOST_ASKED
+    assert len(asked(folder, jobs=many)) == MOST_ASKED
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_a_start_is_found_in_the_words_of_each_version(at: str, tmp_path: Path, 
     ],
 )
 def test_an_answer_without_a_time_is_shown(
-    answer: str, shown: str, questions: int, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    answer: str, shown: str, questions: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is shown once for all jobs, and stops no submission. Each kind may be accepted where another is refused; Slurm
     that cannot be reached is asked once.
@@ -103,12 +104,12 @@ def test_an_answer_without_a_time_is_shown(
         sbatch(folder, answer)
     else:
         monkeypatch.setenv("PATH", str(folder))
-    (one,) = asked(tmp_path)
+    (one,) = asked(folder)
     assert not answer or len((folder / "calls").read_text().splitlines()) == questions
     assert (one.at, sorted(one.jobs)) == (None, sorted(job.name for job in PLAN.jobs))
     assert one.answer.startswith(shown)
     lines: list[str] = []
-    refuse_untaken(PLAN.jobs, SITE, RunLayout(tmp_path / "run"), lines.append)
+    refuse_untaken(PLAN.jobs, SITE, RunLayout(folder / "run"), lines.append)
     assert (one.is_taken is True) == (not lines) == (shown == "nothing" or "Unknown" in shown)
     assert all("whether Slurm takes prepare" in line and "is not known" in line for line in lines)
 
@@ -117,43 +118,32 @@ QOS = ("Invalid qos specification", "site profile cluster, {} jobs: qos: long")
 FEATURE = ("Batch job submission failed: Invalid feature specification", "{} jobs: constraint: ib")
 LONG = ("Requested time limit is invalid (missing or exceeds some limit)", "{} jobs: max_time_minutes: 600")
 PLUGIN = ("lua: not here", "account: us; qos: long; constraint: ib")
+UNKNOWN = ("unrecognized option --constrain=ib", "{} jobs: constrain: ib)")
 
 
-@pytest.mark.parametrize(("words", "line"), [QOS, FEATURE, LONG, PLUGIN])
-def test_a_refusal_names_the_line_of_the_profile_and_no_job_is_sent(
-    words: str, line: str, tmp_path: Path, folder: Path
-) -> None:
-    site = SITE.model_copy(update={"qos": "long", "max_time_minutes": 600})
+@pytest.mark.parametrize(("words", "line"), [QOS, FEATURE, LONG, PLUGIN, UNKNOWN])
+def test_a_refusal_names_the_line_of_the_profile_and_no_job_is_sent(words: str, line: str, folder: Path) -> None:
+    options = {"constraint": "ib", "constrain": "ib"}
+    site = SITE.model_copy(update={"qos": "long", "max_time_minutes": 600, "sbatch": options})
     sbatch(folder, said(f"sbatch: error: {words}", 1))
-    found = start_estimates(PLAN.jobs, site, RunLayout(tmp_path / "run"))
+    found = asked(folder, site)
     assert {one.is_taken for one in found} == {False}
     for kind, one in zip(("cpu", "gpu"), found, strict=True):
         assert words in one.answer and line.format(kind) in one.answer
-    refused = refusal(refuse_untaken, PLAN.jobs, site, RunLayout(tmp_path / "run"), print)
+    refused = refusal(refuse_untaken, PLAN.jobs, site, RunLayout(folder / "run"), print)
     assert (str(refused.value), refused.where) == (found[0].answer, "sbatch --test-only")
     assert set((folder / "calls").read_text().split()) == {"--test-only"}
 
 
-def test_an_option_that_sbatch_does_not_know_is_named_with_its_line(tmp_path: Path, folder: Path) -> None:
-    sbatch(folder, said("sbatch: unrecognized option --constrain=ib", 1))
-    site = SITE.model_copy(update={"sbatch": {"constrain": "ib", "exclusive": True}})
-    answer = start_estimates(PLAN.jobs, site, RunLayout(tmp_path / "run"))[0].answer
-    assert "constrain: ib" in answer and "exclusive" not in answer
-
-
-def test_plan_prints_the_estimates_of_what_is_not_done_and_itself_without(tmp_path: Path, folder: Path) -> None:
+def test_plan_prints_the_estimates_of_what_is_not_done(tmp_path: Path, folder: Path) -> None:
     site, run = tmp_path / "site.yaml", run_of(tmp_path / "run", site=SITE)
     site.write_text("type: slurm\nname: here\ngpu_type: a100\n")
     with_site = ("plan", "quickstart", "--site", site, "--run")
+    write_task(run, "prepare", 0, TaskRecord(TaskState.DONE))
     sbatch(folder, said(STARTS.replace(str(MADE), str(int(time.time()) + 3000))))
     shown = typed(*with_site, run.root).output
-    assert "prepare could start" in shown and "(in 50 minutes)" in shown
-    assert "could start at" not in typed("plan", "quickstart").output
-    write_task(run, "prepare", 0, TaskRecord(TaskState.DONE))
-    shown = typed(*with_site, run.root).output
-    assert "segment-000.inference could start" in shown and "prepare could start" not in shown
+    assert f"{INFERENCE} could start" in shown and "(in 50 minutes)" in shown and "prepare could start" not in shown
     sbatch(folder, said("sbatch: error: invalid partition specified: cpu", 1))
     shown = typed(*with_site, run.root).output
-    assert "invalid partition specified: cpu" in shown and "segment-000.inference" in shown
-    assert "submit will refuse segment-000.inference" in shown
+    assert "invalid partition specified: cpu" in shown and f"submit will refuse {INFERENCE}" in shown
     assert "percent" in typed(*with_site, tmp_path / "a%b").output, "the queue is not asked, and why"

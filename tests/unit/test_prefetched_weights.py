@@ -41,10 +41,6 @@ def flip(path: Path) -> None:
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
 
-def lose(worker: Worker, version: int) -> None:
-    worker.task.set_aside([worker.task.layout.weights_version(version)], "damaged")
-
-
 def a_round(iteration: int, version: int) -> Round:
     return Round(iteration, version, [], cast("Any", None), 0.0)
 
@@ -115,7 +111,7 @@ def test_a_version_that_changes_or_goes_is_not_the_one_verified(worker: Worker) 
 def test_nothing_more_is_sampled_with_weights_that_were_set_aside(worker: Worker) -> None:
     worker.problems = [cast("Any", None)] * 1000
     assert worker._round_to_follow(frozenset()) is not None
-    lose(worker, 0)
+    worker.task.set_aside([worker.task.layout.weights_version(0)], "damaged")
     assert worker._round_to_follow(frozenset()) is None
     publish_whole(worker.task.layout, 0, values=7)
     assert worker._round_to_follow(frozenset()) is None, "of the same number, but another"

@@ -22,7 +22,7 @@ from mrt_hpc.roles import prepare
 from mrt_hpc.roles.prepare_checks import check_prompts, name_faulty_golds
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.manifest import MANIFEST, DamagedError, verify
-from mrt_hpc.run.problems import read_problems, write_problems
+from mrt_hpc.run.problems import omitted_problems, read_problems, write_problems
 from mrt_hpc.run.weights import publish
 from mrt_hpc.training.small_model import make_small
 
@@ -51,12 +51,6 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def other(published: Path, tmp_path: Path) -> Path:
     return shutil.copytree(published, tmp_path / "other" / published.name)
-
-
-@pytest.fixture
-def model(other: Path) -> Path:
-    (other / MANIFEST).unlink()
-    return other
 
 
 def change_tokenizer(model: Path, **changes: object) -> None:
@@ -93,9 +87,10 @@ def test_a_run_starts_from_a_weights_version_of_another_unless_it_is_damaged(oth
         (make_lossy, "prover.model", "prover.model"),
     ],
 )
-def test_unusable_models(model: Path, tmp_path: Path, damage: Callable[[Path], None], field: str, fact: str) -> None:
-    damage(model)
-    value = f"{{type: hugging_face, path: {model}}}" if field == "model" else model
+def test_unusable_models(other: Path, tmp_path: Path, damage: Callable[[Path], None], field: str, fact: str) -> None:
+    (other / MANIFEST).unlink()
+    damage(other)
+    value = f"{{type: hugging_face, path: {other}}}" if field == "model" else other
     task = prepare_task(tmp_path / "run", f"{field}={value}", name="small_world/mrt_online")
     assert fact in refusal(prepare.run, task).message()
     assert not task.layout.weights_version(0).exists()
@@ -129,9 +124,9 @@ def task(tmp_path: Path) -> Task:
     return prompt_task(tmp_path / "run")
 
 
-def lengths(task: Task, path: Path) -> list[int]:
+def lengths(task: Task) -> list[int]:
     prompter = Prompter.of(STARTING_MODEL, task.recipe.prompt)
-    return sorted(len(prompter.encode_problem(p.problem)) for p in read_problems(path))
+    return sorted(len(prompter.encode_problem(p.problem)) for p in read_problems(task.layout.train_data))
 
 
 def make_long(path: Path, count: int) -> None:
@@ -151,9 +146,7 @@ def change_first(task: Task, **changes: Any) -> str:
     [([], []), (["\\frac{1}{", "\\frac{1}{2}.", "x+1"], [0]), ([("2", "x+1"), ("2", "\\frac{1}{")], [1]),
      (["\\textbf{(B)}\\ 12", "\\textbf{(C)}\\ D"], [1])],
 )  # fmt: skip
-def test_gold_answers_that_no_other_spelling_reaches(
-    task: Task, caplog: pytest.LogCaptureFixture, answers: Any, unreadable: Any
-) -> None:
+def test_gold_answers_out_of_reach(task: Task, caplog: pytest.LogCaptureFixture, answers: Any, unreadable: Any) -> None:
     problems = read_problems(task.layout.train_data)
     odd = [replace(problem, answer=answer) for problem, answer in zip(problems, answers, strict=False)]
     write_problems(task.layout.train_data, [*odd, *problems[len(odd) :]])
@@ -165,10 +158,10 @@ def test_gold_answers_that_no_other_spelling_reaches(
 
 @pytest.mark.parametrize("field", ["data", "benchmark held-out"])
 def test_a_prompt_that_is_too_long_is_refused_before_anything_is_made(field: str, task: Task) -> None:
-    longest = lengths(task, task.layout.train_data)[-1]
+    limit = lengths(task)[-1] - 1
     if field != "data":  # one long problem in the benchmark alone
         make_long(task.layout.benchmark_data("held-out"), 1)
-    limit = longest - 1 if field == "data" else longest
+        limit += 1
     asked = recipe("quickstart", f"sampling.max_prompt_tokens={limit}", BENCHMARK)
     refused = refusal(prepare.run, replace(task, experiment=asked))
     assert f"sampling.max_prompt_tokens ({limit})" in refused.what
@@ -179,13 +172,12 @@ def test_a_prompt_that_is_too_long_is_refused_before_anything_is_made(field: str
 
 def test_long_prompts_are_left_out_where_the_recipe_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     task = prompt_task(tmp_path / "run", "sampling.max_prompt_tokens=64", DROP)
-    path, record = task.layout.train_data, task.layout.train_data.with_name("train.left_out.json")
-    make_long(path, 5)
-    before = lengths(task, path)
+    make_long(task.layout.train_data, 5)
+    before = lengths(task)
     for _ in range(2):  # a second attempt finds nothing to leave out
         check_prompts(task, STARTING_MODEL)
-        assert lengths(task, path) == [n for n in before if n <= 64]
-        assert len(json.loads(record.read_text())["tokens"]) == 5
+        assert lengths(task) == [n for n in before if n <= 64]
+        assert len(omitted_problems(task.layout.train_data)) == 5
     assert caplog.text.count("data: 5 of 40 problems") == 1
     none = prompt_task(tmp_path / "none", "sampling.max_prompt_tokens=1", DROP)
     assert refusal(check_prompts, none, STARTING_MODEL).advice, "too few are left"

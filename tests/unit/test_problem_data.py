@@ -34,7 +34,7 @@ def test_a_wrong_line_is_named_and_so_is_a_missing_or_empty_file(tmp_path: Path)
     assert str(path) in refusal(read_problems, path).message()
     for second, facts in (
         *((f'{{"id": "b", "problem": "x", "answer": {answer}}}', ["answer"])
-          for answer in ("[]", '["1", " 1"]', '["1", " "]', '["1", 2]', "1")),
+          for answer in ("[]", '["1", " 1"]', '["1", 2]', "1")),
         ("{", []),
         ('{"id": "b", "problm": "x", "answer": "1"}', ["problem", "problm"]),
         ('{"id": "a", "problem": "x", "answer": "1"}', ["line 1", "'a'"]),
@@ -49,9 +49,8 @@ def test_a_wrong_line_is_named_and_so_is_a_missing_or_empty_file(tmp_path: Path)
 
 
 @given(seed=st.integers(0, 99), size=st.integers(1, 40), data=st.data())
-def test_each_pass_holds_each_problem_once_also_where_windows_lie_across_two(
-    seed: int, size: int, data: st.DataObject
-) -> None:
+def test_each_pass_holds_each_problem_once(seed: int, size: int, data: st.DataObject) -> None:
+    """Also where a window of an iteration lies across two."""
     count = data.draw(st.integers(1, size))
     windows = [draw_indices(size, seed, iteration, count) for iteration in range(3 * size // count + 1)]
     assert all(len({*window}) == count for window in windows)

@@ -23,7 +23,7 @@ from mrt_hpc.recipe.chat_template import StoredTemplate, check_stored, user
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_lock
 from mrt_hpc.recipe.sections import Prompt
-from mrt_hpc.run.evaluation_settings import evaluation_settings, fingerprint_of
+from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.problems import read_examples
 from mrt_hpc.run.prompt_files import changed_prompt_files, copy_of, read_experiment
 
@@ -49,7 +49,6 @@ GOOD: dict[str, str] = {
     answering("<think></think>", "<think>"): "[assistant]<think>",
     answering("</think>"): OPEN,
     "[user]{{ messages[0].content }}": "<think>\n",
-    CHAT.replace("m.content", "m.content | trim"): OPEN,
     CHAT.replace("<|end|>", "{% generation %}<|end|>{% endgeneration %}"): OPEN,
 }
 """Templates that open one thought or none, and how a prompt of each ends."""
@@ -58,26 +57,26 @@ BAD: dict[str, str] = {
     opening("<think><think>"): "opens the thought 2 times",
     opening("<|begin_of_thought|><|end_of_thought|>"): r"its own, '<\|begin_of_thought\|>'",
     opening("<|channel>inner\n<channel|>"): r"a way of its own, '<\|channel>inner",
-    answering("<think:a></think:a>", "<think:a></think:a>"): "'<think:a>'",
-    opening("Here are my steps:"): "a way of its own, 'Here are my steps:'",
     answering("<|channel|>final<|message|>"): r"its own, '<\|channel\|>final",
-    "{% for t in tools %}{% endfor %}" + CHAT: "cannot write this conversation: TypeError: .*None",
     "{{ raise_exception('Only with a system prompt!') }}": "TemplateError: Only with a system prompt!",
-    "{{ functions.x }}" + CHAT: "UndefinedError: 'functions' is undefined",
     "{% for m in messages %}": "TemplateSyntaxError",
     CHAT.replace("m.content", "m.content[0].text"): "writes the question 0 times",
-    CHAT + "{{ messages[-1].content }}": "writes the question 2 times",
 }
 """Templates that are refused, and with which words."""
 
 
-def model(directory: Path, template: str | None, **config: Any) -> Path:
+def model(directory: Path, template: str | None, *special: str) -> Path:
+    """A model whose tokenizer has further special tokens."""
     tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [*special]})
     tokenizer.chat_template = template
     tokenizer.save_pretrained(directory)
-    path = directory / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | config))
     return directory
+
+
+def source(prompter: Prompter) -> SampleSource:
+    """What makes samples of texts."""
+    return SampleSource(None, Path(), prompter, None, lambda: iter(()), lambda _: None)  # type: ignore[arg-type]
 
 
 def checked(directory: Path, prompt: Prompt, words: str = "") -> list[UserError]:
@@ -97,10 +96,8 @@ def test_templates_by_what_they_make_of_a_question(template: str, tmp_path: Path
     """One that leaves one thought open is accepted; jinja2 alone renders each as transformers does."""
     model(tmp_path, template)
     found = []
-    for render in (
-        Prompter.of(tmp_path, Prompt()).render_messages,
-        StoredTemplate(tmp_path, Prompt(), template).render,
-    ):
+    stored = StoredTemplate(tmp_path, Prompt(), template)
+    for render in (Prompter.of(tmp_path, Prompt()).render_messages, stored.render):
         try:
             found.append(render([user("a"), {"role": "assistant", "content": "b"}], True))
         except Exception as error:
@@ -176,13 +173,12 @@ def test_variables_and_the_day_are_kept_by_the_lock_and_decide_which_samples_are
     assert asked.prompt.date == date(2024, 7, 26)
     (tmp_path / "recipe.lock.yaml").write_text(lock_text(asked))
     assert read_lock(tmp_path / "recipe.lock.yaml") == asked
-    found = []
+    digests = set[str]()
     for change in ("", "template_variables={a: false}", "template_variables={a: 0.5}", "date=2024-07-26"):
         asked = recipe("quickstart", *([f"evaluation.prompt.{change}"] if change else []))
-        layout, benchmark = run_of(tmp_path / str(len(found)), recipe=asked), asked.evaluation.benchmarks[0]
-        sampled = evaluation_settings(layout, asked)[benchmark.name].sampled
-        found.append((fingerprint_of(layout, asked, benchmark, "w").digest, sampled))
-    assert [len({*digests}) for digests in zip(*found, strict=True)] == [4, 4]
+        layout = run_of(tmp_path / str(len(digests)), recipe=asked)
+        digests.add(evaluation_settings(layout, asked)[asked.evaluation.benchmarks[0].name].sampled)
+    assert len(digests) == 4
 
 
 def beginning(directory: Path, template: str | None) -> Prompter:
@@ -202,13 +198,11 @@ def test_prompts_and_conversations_begin_once_with_the_tokens_that_the_tokenizer
         first, ids = begun.tokenizer.convert_tokens_to_ids("<s>"), begun.encode_problem("1+1")
         assert [i for i in ids if i == first] == ids[:1]
         assert begun.tokenizer.decode(ids).endswith(begun.text("1+1")[-20:])
-    source = SampleSource(None, tmp_path, begun, None, lambda: iter(()), lambda _: None)  # type: ignore[arg-type]
-    masked = source.conversation(Conversation("a", (Message("user", "1+1"), Message("assistant", "2"))))
+    masked = source(begun).conversation(Conversation("a", (Message("user", "1+1"), Message("assistant", "2"))))
     assert masked.token_ids[0] == first
     assert begun.tokenizer.decode(np.array(masked.token_ids)[masked.learnt]) == "2<|end|>"
-    assert (
-        "twice" in refusal(beginning(tmp_path, "{{ bos_token }}{{ bos_token }}" + CHAT).encode_problem, "1+1").message()
-    )
+    twice = beginning(tmp_path, "{{ bos_token }}{{ bos_token }}" + CHAT)
+    assert "twice" in refusal(twice.encode_problem, "1+1").message()
 
 
 def test_the_end_of_a_turn_stops_a_completion(tmp_path: Path) -> None:
@@ -220,14 +214,10 @@ def test_the_end_of_a_turn_stops_a_completion(tmp_path: Path) -> None:
         ("<|next|>", "", ["<|next|>"]),  # the next turn's token is all that shows the end
         ("\nUser: ", "\n", []),
     ):  # fmt: skip
-        tokenizer = build_tokenizer()
-        tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>", "<|next|>"]})
         ended = f"{{{{ '{at_end}' if loop.last else '{between}' }}}}".replace("\n", "\\n")
-        tokenizer.chat_template = "{% for m in messages %}{{ m.content }}" + ended + "{% endfor %}"
-        tokenizer.save_pretrained(tmp_path)
-        found = Prompter.of(tmp_path, Prompt())
-        names = found.tokenizer.convert_ids_to_tokens(found.stop_token_ids)
-        assert names == ["<|end|>", *added]
+        template = "{% for m in messages %}{{ m.content }}" + ended + "{% endfor %}"
+        found = Prompter.of(model(tmp_path, template, "<|turn|>", "<|next|>"), Prompt())
+        assert found.tokenizer.convert_ids_to_tokens(found.stop_token_ids) == ["<|end|>", *added]
 
 
 LIKE_GEMMA = (
@@ -239,23 +229,15 @@ LIKE_PHI = LIKE_GEMMA.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif 
 
 @pytest.mark.parametrize("template", [LIKE_GEMMA, LIKE_PHI])
 def test_a_supervised_sample_ends_where_a_sampled_one_does(tmp_path: Path, template: str) -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>", "<end>"]})
-    tokenizer.chat_template = template
-    tokenizer.save_pretrained(tmp_path)
-    prompter = Prompter.of(tmp_path, Prompt())
-    source = SampleSource(None, tmp_path, prompter, None, lambda: iter(()), lambda _: None)  # type: ignore[arg-type]
+    prompter = Prompter.of(model(tmp_path, template, "<turn>", "<end>"), Prompt())
     turns = (Message("user", "1+1"), Message("assistant", "2"), Message("user", "2+1"), Message("assistant", "3"))
-    samples = {
-        "2<end>3<end>": source.conversation(Conversation("a", turns)),
-        "2<end>": source.suffix(Suffix("s", "1+1", "", "2")),
-    }
-    for written, masked in samples.items():
-        assert tokenizer.decode(np.array(masked.token_ids)[masked.learnt]) == written
-    assert tokenizer.convert_ids_to_tokens(source.append_end_token(prompter.ids("2"))[-1]) == "<end>", (
-        "branches, and STaR"
-    )
-    assert source.append_end_token([7, prompter.end_token_id]) == [7, prompter.end_token_id]
+    conversation = source(prompter).conversation(Conversation("a", turns))
+    suffix = source(prompter).suffix(Suffix("s", "1+1", "", "2"))
+    for masked, written in ((conversation, "2<end>3<end>"), (suffix, "2<end>")):
+        assert prompter.tokenizer.decode(np.array(masked.token_ids)[masked.learnt]) == written
+    two, end = prompter.ids("2"), prompter.tokenizer.convert_tokens_to_ids("<end>")
+    for answer in (two, [*two, end]):  # branches, and STaR
+        assert source(prompter).append_end_token(answer) == [*two, end]
 
 
 def test_special_tokens_are_found_in_a_text_and_so_is_a_tag_that_is_no_token(tmp_path: Path) -> None:
@@ -291,12 +273,7 @@ def few_shot(examples: Path, shots: int, template: bool = True) -> Prompter:
 
 @pytest.mark.parametrize(
     ("problem", "shots", "template", "before"),
-    [
-        ("5+5", 0, True, ""),
-        ("5+5", 2, True, ONE + TWO),
-        ("1+1", 2, True, TWO + THREE),
-        ("5+5", 1, False, "1+1?\nIt is 2\n\n"),
-    ],
+    [("5+5", 2, True, ONE + TWO), ("1+1", 2, True, TWO + THREE), ("5+5", 1, False, "1+1?\nIt is 2\n\n")],
 )
 def test_examples_stand_before_problems(examples: Path, problem: str, shots: int, template: bool, before: str) -> None:
     assert few_shot(examples, shots, template).text(problem) == f"{before}{problem}?\n<think>\n"
@@ -337,12 +314,8 @@ def test_a_wrong_or_missing_file_of_a_prompt_is_refused_before_a_run_is_made(tmp
         change = f"evaluation.prompt={{{field}: {tmp_path}/nowhere}}"
         assert refusal(run_of, tmp_path / "run", change).where == f"evaluation.prompt.{field}"
         assert any("nowhere" in missing for missing in missing_inputs(recipe("quickstart", change)))
-    path = tmp_path / "few.jsonl"
-    for line, told in (
-        ('{"id": "e", "problem": "What is 1+1?"}', "solution"),
-        ('{"id": "e", "problem": "What is 1+1?", "solution": "2"}', "fewer examples than prompt.shots"),
-    ):
-        path.write_text(line + "\n")
-        refused = refusal(run_of, tmp_path / "run", f"prompt.examples={path}", "prompt.shots=2")
-        assert told in refused.message()
+    few = tmp_path / "few.jsonl"
+    few.write_text('{"id": "e", "problem": "What is 1+1?", "solution": "2"}\n')
+    refused = refusal(run_of, tmp_path / "run", f"prompt.examples={few}", "prompt.shots=2")
+    assert "fewer examples than prompt.shots" in refused.message()
     assert not (tmp_path / "run").exists()
