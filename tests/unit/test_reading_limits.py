@@ -103,5 +103,4 @@ LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% en
 def test_a_chat_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, said: str) -> None:
     monkeypatch.setattr(chat_template, "RENDERS_WITHIN_S", 1)
     (tmp_path / chat_template.OWN_FILES[0]).write_text(template)
-    prompt = recipe("quickstart").prompt
-    assert said in refusal(check_stored, tmp_path, prompt, "model.path").what
+    assert said in refusal(check_stored, tmp_path, recipe("quickstart").prompt, "model.path").what

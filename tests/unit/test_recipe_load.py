@@ -5,25 +5,18 @@ import re
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import pytest
 from basics import QUICKSTART, RECIPES, ROOT
 from commands import recipe, refusal
-from hypothesis import given
-from hypothesis import strategies as st
 
 import mrt_hpc
-from mrt_hpc.recipe.load import load_recipe, load_site, merge_fields, shorten_folder
+from mrt_hpc.recipe.load import load_recipe, load_site, shorten_folder
 from mrt_hpc.recipe.lock import differences, keep_lock_values, lock_text, read_recipe_lock
 from mrt_hpc.recipe.source import read_source
 
 
-def test_every_recipe_and_every_site_profile_of_the_project_is_valid() -> None:
-    recipes = [path for path in RECIPES.rglob("*.yaml") if not {"bases", "shapes", "suites"} & set(path.parts)]
-    assert len(recipes) > 20
-    for path in recipes:
-        assert load_recipe(path).name
+def test_every_site_profile_of_the_project_is_valid() -> None:
     for path in (*(ROOT / "slurm" / "sites").glob("*.yaml"), ROOT / "tests" / "slurm" / "onehost.yaml"):
         assert load_site(path).name
 
@@ -61,16 +54,12 @@ def test_the_lock_gives_back_the_recipe_and_a_fault_in_it_names_its_line_and_ver
 @pytest.mark.parametrize(
     ("prover", "section", "field", "value"),
     [
-        ("look_ahead", "serving", "attach", None),
         ("look_ahead", "serving", "servers", None),
         ("look_ahead", "training", "betas", [0.9, 0.999]),
-        ("look_ahead", "training", "minimum_ratio", 0.0),
         ("look_ahead", "evaluation.benchmarks.0", "top_p", None),
         ("look_ahead", "data.verifier", "ignore_case", False),
-        ("look_ahead", "prover", "box", "\\boxed{"),
         ("look_ahead", "prover", "likely_tokens", 20),
         ("rao_blackwell", "prover", "box", "\\boxed{"),
-        ("rao_blackwell", "prover", "known_answers", 8),
     ],
 )
 def test_a_field_that_is_gone_does_not_end_a_run_in_which_it_decided_nothing(
@@ -178,23 +167,6 @@ def test_recipes_of_the_small_world_differ_in_their_method_alone() -> None:
             assert getattr(found, section) == getattr(quickstart, section), f"{path.stem}: {section}"
 
 
-SECTIONS = st.recursive(
-    st.integers() | st.none() | st.text(max_size=3),
-    lambda inner: st.dictionaries(st.sampled_from(["a", "b", "type"]), inner, max_size=3) | st.lists(inner, max_size=2),
-    max_leaves=8,
-)
-DATA = st.dictionaries(st.sampled_from(["a", "b", "c"]), SECTIONS, max_size=3)
-
-
-@given(DATA, DATA)
-def test_what_a_recipe_says_holds(base: dict[str, Any], own: dict[str, Any]) -> None:
-    assert merge_fields(base, {}) == merge_fields(base, base) == base
-    found = merge_fields(base, own)
-    assert found.keys() == base.keys() | own.keys()
-    assert {name: value for name, value in own.items() if not isinstance(value, dict) and found[name] != value} == {}
-    assert merge_fields(found, own) == found
-
-
 def test_a_base_in_another_folder_names_its_files_as_it_does_alone(write: Callable[..., Path], tmp_path: Path) -> None:
     alone = write("model: {path: models/small}", "base.yaml", f"{RECIPES}/grpo.yaml")
     assert load_recipe(write("", "variants/base.yaml", "../base")) == load_recipe(alone)
@@ -207,13 +179,13 @@ def test_a_base_in_another_folder_names_its_files_as_it_does_alone(write: Callab
 def test_data_are_found_beside_the_recipe_or_else_in_the_users_folder_and_never_in_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package, own = tmp_path / "share" / "mrt-hpc", tmp_path / "own"
+    package, own = tmp_path / "share" / "mrt-hpc", tmp_path / "xdg" / "mrt-hpc" / "data"
     for folder in (package, tmp_path / "mine"):
         (folder / "recipes").mkdir(parents=True)
         fields = "extends: small_world/grpo\ndata: {type: jsonl, path: ../data/some.jsonl, limit: null}\n"
         (folder / "recipes" / "r.yaml").write_text(fields)
     monkeypatch.setattr("mrt_hpc.recipe.find.installed_folders", lambda: [package])
-    monkeypatch.setenv("MRT_HPC_DATA", str(own))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
     packaged, mine = package / "recipes" / "r.yaml", tmp_path / "mine" / "recipes" / "r.yaml"
 
     def found(path: Path, data: Path | None = None) -> Path:
@@ -221,23 +193,19 @@ def test_data_are_found_beside_the_recipe_or_else_in_the_users_folder_and_never_
 
     assert found(packaged) == own / "some.jsonl", "where `data fetch` writes it"
     assert found(mine) == tmp_path / "mine" / "data" / "some.jsonl", "none is there yet: the path of the recipe is told"
-    own.mkdir()
+    own.mkdir(parents=True)
     (own / "some.jsonl").touch()
     assert {found(packaged), found(mine)} == {own / "some.jsonl"}
     (tmp_path / "mine" / "data").mkdir()
     (tmp_path / "mine" / "data" / "some.jsonl").touch()
     assert found(mine) == tmp_path / "mine" / "data" / "some.jsonl"
     assert {found(path, tmp_path / "other") for path in (packaged, mine)} == {tmp_path / "other" / "some.jsonl"}
-    monkeypatch.delenv("MRT_HPC_DATA")
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
-    assert found(packaged) == tmp_path / "xdg" / "mrt-hpc" / "data" / "some.jsonl"
 
 
 def test_budgets_of_regret_that_no_recipe_names_follow_the_limit_of_tokens() -> None:
     prover, none = "evaluation.prover={type: forced_answer, max_tokens: 4}", "evaluation.regret_budgets=null"
     for limit, budgets in ((100, (100,)), (9000, (4096, 8192)), (32768, (4096, 8192, 12288, 16384))):
-        how = recipe("quickstart", prover, none, f"evaluation.max_tokens={limit}").evaluation
-        assert how.budgets == budgets
+        assert recipe("quickstart", prover, none, f"evaluation.max_tokens={limit}").evaluation.budgets == budgets
     refused = refusal(recipe, "quickstart", prover, "evaluation.regret_budgets=[200]", "evaluation.max_tokens=100")
     assert refused.what.startswith("evaluation.regret_budgets")
 
@@ -246,8 +214,6 @@ TWO_NODES = "resources.inference={nodes: 2, gpus: 4}"
 CURRICULUM = "schedule.length_curriculum=[{first_iteration: %d, max_tokens: 9}, {first_iteration: 2, max_tokens: %d}]"
 PLANNED = "prover={type: look_ahead, planner: by_openness, temperature: 1.0}"
 LIKELIHOOD = "evaluation.prover={type: gold_likelihood}"
-BOXED = "evaluation.prover={type: boxed_answer}"
-SHARED = ("training.sequence_parallel=2", "resources.trainer.ranks=4", "training.batching=packed")
 
 
 @pytest.mark.parametrize(
@@ -271,7 +237,6 @@ SHARED = ("training.sequence_parallel=2", "resources.trainer.ranks=4", "training
         ("mrt", "sampling.rollouts_per_problem", ("sampling.rollouts_per_problem=5",)),
         ("mrt_next_episode", "prover.forced_text", ("prover.forced_text=Time is up.</think>",)),
         ("mrt_next_episode", "prover.temperature", ("prover.temperature=0.5",)),
-        ("mrt_online_train_branches", "prover.type", ("prover={type: gold_likelihood}",)),
         ("mrt_online_train_branches", "prover.type", ("prover.type=majority",)),
         ("mrt_online_train_branches", "prover.model", ("prover.model=elsewhere",)),
         ("mrt_online_train_branches", "prover.branches", ("prover.branches=1",)),
@@ -282,13 +247,9 @@ SHARED = ("training.sequence_parallel=2", "resources.trainer.ranks=4", "training
         ("backtracking", "algorithm.backtrack_text", ("algorithm.backtrack_text=Back to {place}",)),
         ("backtracking", "sampling.rollouts_per_problem", ("sampling.rollouts_per_problem=4",)),
         ("sft_suffix", "data.type", ("data.form=conversations",)),
-        ("sft_conversations", "data.type", ("data={type: small_world}",)),
         ("grpo", "data.type", ("data={type: conversations, path: c.jsonl}",)),
         ("grpo", "sampling.problems_per_iteration", ("sampling.problems_per_iteration=null",)),
-        ("star", "sampling.problems_per_iteration", ("sampling.problems_per_iteration=4",)),
         ("star", "schedule.max_staleness", ("schedule.max_staleness=1", "training.keep_weights=4")),
-        ("star", "training.kl_coefficient", ("training.kl_coefficient=0.1",)),
-        ("grpo", "schedule.weight_swap", ("schedule.weight_swap=keep",)),
         ("length_curriculum", "schedule.length_curriculum", (CURRICULUM % (1, 20),)),
         ("length_curriculum", "schedule.length_curriculum", (CURRICULUM % (0, 8),)),
         ("length_curriculum", "schedule.length_curriculum", ("sampling.max_tokens=200",)),
@@ -296,9 +257,8 @@ SHARED = ("training.sequence_parallel=2", "resources.trainer.ranks=4", "training
         ("grpo", "evaluation.prover.model", ("evaluation.prover={type: boxed_answer, model: elsewhere}",)),
         ("grpo", "evaluation.regret_tokens", (LIKELIHOOD, "evaluation.regret_tokens=all")),
         ("grpo", "evaluation.prover.type", ("evaluation.prover={type: majority}",)),
-        ("grpo", "evaluation.regret_budgets", (BOXED, "evaluation.regret_budgets=[99999]")),
-        ("grpo", "resources.trainer.ranks", (*SHARED, "resources.trainer.ranks=3")),
-        ("grpo", "training.batching", (*SHARED, "training.batching=padded")),
+        ("grpo", "resources.trainer.ranks", ("training.sequence_parallel=2", "resources.trainer.ranks=3")),
+        ("grpo", "training.batching", ("training.sequence_parallel=2", "resources.trainer.ranks=2")),
         ("quickstart", "schedule.iterations_per_job", ("schedule.coupling=sequential",)),
         ("quickstart", "resources.inference.tasks", ("resources.inference.tasks=1000",)),
         ("quickstart", "sampling.rollouts_per_problem", ("sampling.rollouts_per_problem=1",)),
@@ -323,10 +283,9 @@ def test_a_misfit_shows_the_value_and_an_option_that_removes_it() -> None:
 
 
 def test_aliases_of_aliases_are_refused_before_they_fill_the_memory(tmp_path: Path) -> None:
-    lines = ["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
-    (tmp_path / "many.yaml").write_text("\n".join(lines))
-    assert "100,000 fields" in refusal(load_recipe, tmp_path / "many.yaml").what
-    merged = ["a0: &a0 {x: 1}", *(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 12))]
-    (tmp_path / "merged.yaml").write_text("\n".join(merged))
-    assert "100,000 fields" in refusal(load_recipe, tmp_path / "merged.yaml").what
+    nines = {n: f"[{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)}
+    listed = ["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]", *(f"a{n}: &a{n} {nine}" for n, nine in nines.items())]
+    merged = ["a0: &a0 {x: 1}", *(f"a{n}: &a{n} {{<<: {nine}}}" for n, nine in nines.items())]
+    for lines in (listed, merged):
+        (tmp_path / "many.yaml").write_text("\n".join(lines))
+        assert "100,000 fields" in refusal(load_recipe, tmp_path / "many.yaml").what

@@ -62,11 +62,8 @@ def listed() -> dict[tuple[str, str], dict[str, str]]:
 def test_all_that_comes_with_the_package_is_listed_with_its_first_line() -> None:
     rows = listed()
     files = {path.relative_to(ROOT / "recipes").with_suffix("") for path in (ROOT / "recipes").rglob("*.yaml")}
-    names = {
-        {"suite": f"suites/{name}", "shape": f"shapes/{name}"}.get(kind, name)
-        for kind, name in rows
-        if kind != "site profile"
-    }
+    folders_of = {"suite": "suites/", "shape": "shapes/"}
+    names = {f"{folders_of.get(kind, '')}{name}" for kind, name in rows if kind != "site profile"}
     assert names == {str(file) for file in files if "bases" not in file.parts}
     assert rows["site profile", "example"]["path"] == str(EXAMPLE)
     shown = typed("recipes", "list").stdout

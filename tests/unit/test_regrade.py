@@ -33,11 +33,6 @@ def asked() -> Recipe:
 
 
 @pytest.fixture
-def grader(asked: Recipe) -> str:
-    return grader_of(asked, asked.benchmark("held-out"))
-
-
-@pytest.fixture
 def run(asked: Recipe, tmp_path: Path) -> RunLayout:
     """A run with one evaluation, of which an earlier grader judged everything as wrong."""
     layout = run_of(tmp_path / "run", recipe=asked)
@@ -52,8 +47,8 @@ def run(asked: Recipe, tmp_path: Path) -> RunLayout:
     return layout
 
 
-def test_verdicts_that_change_are_written_and_the_earlier_ones_kept(run: RunLayout, grader: str) -> None:
-    shard = run.evaluation_shard(0, "held-out", 0)
+def test_verdicts_that_change_are_written_and_the_earlier_ones_kept(run: RunLayout, asked: Recipe) -> None:
+    shard, grader = run.evaluation_shard(0, "held-out", 0), grader_of(asked, asked.benchmark("held-out"))
     before = read_manifest(shard).about
     (found,) = regrade_run(run, print)
     assert (found.samples, len(found.changed), found.accuracy) == (6, 3, (0.0, 0.5))
@@ -78,8 +73,7 @@ def test_the_command_shows_an_answer_with_all_its_gold_answers(run: RunLayout) -
 def test_answers_are_found_again_where_the_rule_for_their_place_says(run: RunLayout, asked: Recipe) -> None:
     problem = read_problems(run.benchmark_data("held-out"))[0]
     thought_only = rollout(problem.id, 0, f"so \\boxed{{{problem.answer}}}", reward=1.0)
-    regrader = Regrader(run, asked, asked.benchmark("held-out"), run.root)
-    (again,) = asyncio.run(regrader.all([sampled(thought_only)]))
+    (again,) = asyncio.run(Regrader(run, asked, asked.benchmark("held-out"), run.root).all([sampled(thought_only)]))
     assert again.rollouts == [replace(thought_only, answer=None, reward=0.0)]
 
 

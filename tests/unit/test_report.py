@@ -5,7 +5,6 @@ import json
 import math
 import re
 import shutil
-import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,13 @@ from mrt_hpc.analysis.figures import Kind, Line, LineFigure, Panel, draw, moving
 from mrt_hpc.analysis.findings import Point
 from mrt_hpc.analysis.intervals import IntervalEstimate
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, RunCost, RunFile, RunSummary
-from mrt_hpc.analysis.number_formats import cell, duration, number, percent, points
+from mrt_hpc.analysis.number_formats import cell, number
 from mrt_hpc.analysis.report import content
 from mrt_hpc.analysis.report.content import Boundary, Happening, RunRecord, SampleProblem, SampleTrace
 from mrt_hpc.analysis.report.plots import OVER_SEEDS, average_seeds
 from mrt_hpc.analysis.report.render import render_page, script_hash, write_markdown
 from mrt_hpc.analysis.report.run_sections import sections
-from mrt_hpc.analysis.rows import sample, summarise_evaluation
+from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.analysis.scaling import ScalingCurve, prefix_curve
 from mrt_hpc.errors import ExitCode, visible
 from mrt_hpc.inference.tokens import StoredTokens
@@ -64,13 +63,12 @@ def record(*traces: SampleTrace, name: str = "r", **summary: object) -> RunRecor
     return RunRecord(name, found, traces=traces, problems=problems, last=last)
 
 
-def iteration(index: int, **changes: object) -> IterationMetrics:
-    values: dict[str, object] = {
-        "iteration": index, "reward_mean": 0.3 + 0.01 * index, "tokens_per_rollout": 100.0,
-        "seconds": {Phase.GENERATION: 3.0, Phase.OPTIMISATION: 1.0}, "progress_by_episode": (0.1, 0.05),
-        "quality": {"well_formed": 0.9}, "loss": 0.0123,
-    }  # fmt: skip
-    return IterationMetrics.model_validate(values | changes)
+def iteration(index: int) -> IterationMetrics:
+    return IterationMetrics(
+        iteration=index, reward_mean=0.3 + 0.01 * index, tokens_per_rollout=100.0, quality={"well_formed": 0.9},
+        seconds={Phase.GENERATION: 3.0, Phase.OPTIMISATION: 1.0}, loss=0.0123,
+        progress_by_episode=(0.1 * (index % 4 + 1),) * (1 + index % 2),
+    )  # fmt: skip
 
 
 def runs_of(page: str) -> Any:
@@ -99,8 +97,7 @@ def test_hostile_texts_stay_texts(hostile: str) -> None:
     assert runs_of(page)[0]["traces"][0]["episodes"][0] == visible(hostile)
     shell = re.sub(r"<script.*?</script>|<style>.*?</style>", "", page, flags=re.DOTALL)
     assert (page.count("<script"), shell.count("<img"), shell.count("<b>")) == (2, 0, 0)
-    escaped = html.escape(visible(hostile)).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
-    assert escaped in shell
+    assert html.escape(visible(hostile)).replace("&quot;", "&#34;").replace("&#x27;", "&#39;") in shell
     assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", page)
 
 
@@ -123,11 +120,8 @@ def test_problems_of_one_id_are_told_apart_by_their_benchmark() -> None:
 
 
 def test_short_texts_stay_whole_and_long_ones_share_the_rest() -> None:
-    assert content.fair_share([10, 400, 1000], 1010) == 600  # 10 and 400 fit, 600 are left for the third
-    assert content.fair_share([10, 20], 1010) == 160
     assert content.fair_share([1000] * 100, 1010) == content.LEAST
     assert content.excerpts(["a" * 10, "b" * 900], 510) == ["a" * 10, ["b" * 250, 400, "b" * 250]]
-    assert content.excerpt("abcdefg", 5) == ["abc", 2, "fg"]
     values = (Boundary(0.25), Boundary(0.75), Boundary(), Boundary(1.0))
     long = replace(trace(), episodes=("x" * 40_000, "y" * 5, "z" * 40_000), boundaries=values)
     (shown,) = json.loads(content.choose([record(long)]).data)["runs"][0]["traces"]
@@ -150,15 +144,13 @@ def test_traces_are_taken_until_the_budget_is_used() -> None:
 
 def test_episodes_are_cut_at_their_tokens(tmp_path: Path) -> None:
     """Those of a byte-pair and of a SentencePiece vocabulary, which has a mark for the space and a byte as a token."""
-    tokenizer = build_tokenizer()
-    tokenizer.save_pretrained(tmp_path)
+    (tokenizer := build_tokenizer()).save_pretrained(tmp_path)
     stored = StoredTokens.read(tmp_path / "tokenizer.json")
     parts = ["First, x=3: é 数\n\n", "Wait, 🙂 \x00\n\n", "</think>7"]
     ids = [tokenizer.encode(part, add_special_tokens=False) for part in parts]
     ends = [0, len(ids[0]), len(ids[0]) + len(ids[1])]
     found = stored.cut([token for part in ids for token in part], ends, "given" + "".join(parts))
-    assert found is not None
-    assert (found.before, found.episodes, found.rest) == ("given", (parts[0], parts[1]), parts[2])
+    assert found and (found.before, found.episodes, found.rest) == ("given", (parts[0], parts[1]), parts[2])
     assert stored.cut(ids[0], [0, 1], "another text") is None
     model = {"vocab": [["▁So", -1.0], ["<0xC3>", -2.0], ["<0xA9>", -2.0]]}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model, "added_tokens": []}))
@@ -190,7 +182,7 @@ def prefixes(version: int, *votes: int) -> content.PrefixCurves:
 
 LONG = RunSummary(
     recipe="tiny|recipe", algorithm="mrt_online", model="small world", prover="forced_answer", iterations_planned=40,
-    iterations=tuple(iteration(i, progress_by_episode=(0.1 * (i % 4 + 1),) * (1 + i % 2)) for i in range(14)),
+    iterations=tuple(map(iteration, range(14))),
     evaluations=(
         evaluated(0, "x", "04124013"), evaluated(3, "x", "04234011"), evaluated(7, "x", "14234124"),
         evaluated(0, "y", "1001"), evaluated(7, "y", "3112").model_copy(update={"regret_tokens": "all"}),
@@ -208,15 +200,9 @@ HOURS = tuple(
     for k, use in enumerate((Use.WAITING, Use.LOST))
 )
 RUN = RunRecord(
-    "long",
-    LONG,
-    HOURS,
-    dict.fromkeys(ROLES, 2),
-    HAPPENINGS,
-    recipe="a: 1",
-    prefixes=(prefixes(0, 1, 2), prefixes(7, 1, 2)),
-    last=7,
-)
+    "long", LONG, HOURS, dict.fromkeys(ROLES, 2), HAPPENINGS, recipe="a: 1",
+    prefixes=(prefixes(0, 1, 2), prefixes(7, 1, 2)), last=7,
+)  # fmt: skip
 ON_OTHERS = (evaluated(0, "x", "34144122", names="ijklmnop"), evaluated(9, "x", "34144122"))
 OTHER = replace(record(name="other", evaluations=ON_OTHERS, algorithm="grpo"), prefixes=(prefixes(9, 1, 2, 4),))
 FIRST = (evaluated(0, "x", "04"), evaluated(0, "y", "21"), evaluated(0, "z", "4"))
@@ -243,8 +229,7 @@ def in_words(*records: RunRecord) -> str:
 def test_the_tables_and_figures_are_the_kept_ones() -> None:
     scenes = {"a run": (RUN,), "two runs and a model": (RUN, OTHER, MODELS[0]), "two models": MODELS}
     text = "\n\n".join(f"# {name}\n\n{in_words(*records)}" for name, records in scenes.items())
-    assert "None" not in text
-    assert "nan" not in text
+    assert "None" not in text and "nan" not in text
     assert_golden("report_of_three_scenes.md", f"{text}\n")
 
 
@@ -262,18 +247,13 @@ def test_a_run_that_has_done_little_gets_a_report(tmp_path: Path) -> None:
 def test_every_kind_is_drawn_of_one_point_and_of_many(tmp_path: Path, kind: Kind, points: int) -> None:
     lines = tuple(Line(name, tuple(map(float, range(points))), (HALVES,) * points) for name in "ab")
     draw(LineFigure("f", (Panel("t", "x", "y", lines, kind),)), tmp_path / "f.png")
-    head = (tmp_path / "f.png").read_bytes()[:24]
-    assert (head[:8], struct.unpack(">II", head[16:24])) == (b"\x89PNG\r\n\x1a\n", (1200, 675))
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
 def test_how_numbers_are_written() -> None:
-    assert (percent(0.2814), percent(None), points(-0.013)) == ("28.1 %", "–", "−1.3")
     assert [number(x) for x in (None, 0.0, math.inf)] == ["–", "0", "inf"]
-    assert [duration(x) for x in (None, 61, 262800)] == ["–", "1 min 1 s", "3 d 1 h"]
     assert cell("a|b\nc") == "a\\|b c"
     assert moving_average([0.0, 3.0, 6.0, 9.0], 3) == [1.5, 3.0, 6.0, 7.5]
-    shown = sample([iteration(i) for i in range(100)], 12)
-    assert (len(shown), shown[0].iteration, shown[-1].iteration) == (12, 0, 99)
 
 
 TINY = Shape(iterations=3, evaluated_every=3, benchmarks=("aime24",), problems=3, paragraphs=1)
@@ -343,8 +323,7 @@ def test_a_page_elsewhere_is_all_that_is_written_and_several_runs_share_it(run: 
     typed("report", run.root, "--page", page)
     assert "<title>long-run ·" in page.read_text()
     assert typed("report", run.root, other.root, "--page", page).output == f"page: {page}\n"
-    assert "<title>long-run, grpo-run ·" in page.read_text()
-    assert "grpo-run: aime24" in page.read_text()
+    assert "<title>long-run, grpo-run ·" in page.read_text() and "grpo-run: aime24" in page.read_text()
     assert not any(path.exists() for path in (run.plots, run.report, other.report))
     recipe, elsewhere = read_recipe_lock(run.recipe_lock), RunLayout(run.root.parent / "b" / "run")
     assert run_names([run, RunLayout(run.root.parent / "second")], [recipe] * 2) == ["run", "second"]
@@ -373,8 +352,6 @@ def test_a_page_draws_an_arm_as_one_line(run: RunLayout, tmp_path: Path) -> None
     assert text.count("points of pass@1 against") == 1, "arms are compared, and not each run of one"
     again = typed("report", "--arm", f"a={other.root},{third.root},{other.root}", "--page", page, exits=ExitCode.FATAL)
     assert "have the same training seed" in again.stderr
-    for words in (("--arm", "x=y"), ()):
-        assert "--arm" in typed("report", *words, exits=2).stderr
 
 
 def test_only_the_version_that_a_recipe_evaluates_last_stands_beside_others() -> None:
@@ -382,26 +359,20 @@ def test_only_the_version_that_a_recipe_evaluates_last_stands_beside_others() ->
     first, last = evaluated(0, "x", "0000"), evaluated(9, "x", "4031")
     seeds = [replace(record(name=f"b{n}", evaluations=(first, last)), arm="b") for n in range(2)]
     unfinished = replace(record(name="b2", evaluations=(first,)), arm="b", last=9)
-    one = record(name="a", evaluations=(first, last))
-    text = in_words(one, *seeds, unfinished)
+    text = in_words(record(name="a", evaluations=(first, last)), *seeds, unfinished)
     assert "b2 is not compared on x: version 9, the last one that its recipe evaluates, has no evaluation there" in text
     assert re.search(r"x \| 50.0 %.*, version 9 \| 50.0 % .*, 2 runs, version 9\n", text)
     assert "b: +0.0 (" in text and "the mean of 2 runs, version 9, and its 95 % interval" in text
-    graded = [replace(one, name=name, summary=one.summary.model_copy(update={"evaluations": (
-        last.model_copy(update={"graders": (name,)}),)})) for name in ("c", "d")]  # fmt: skip
-    text = in_words(*graded)
+    text = in_words(*(record(name=n, evaluations=(last.model_copy(update={"graders": (n,)}),)) for n in ("c", "d")))
     assert "c, d on x: 2 versions of the grader" in text and "points of pass@1 against" not in text
 
 
 def test_settings_in_which_compared_runs_differ_are_told(tmp_path: Path) -> None:
     """As ``compare`` tells them: the sampling of evaluations, and of the runs of an arm what else was trained."""
-    layouts = [
-        run_directory(tmp_path / f"r{n}", f"seed={n}", f"evaluation.temperature={0.5 + n / 2}") for n in range(2)
-    ]
-    for layout in layouts:
-        commit_all(layout, 20)
-    page = tmp_path / "page.html"
-    typed("report", *(layout.root for layout in layouts), "--page", page)
+    roots, page = [tmp_path / "a", tmp_path / "b"], tmp_path / "page.html"
+    for root, seed, temperature in zip(roots, (0, 1), (0.5, 1.0), strict=True):
+        commit_all(run_directory(root, f"seed={seed}", f"evaluation.temperature={temperature}"), 20)
+    typed("report", *roots, "--page", page)
     assert "evaluated on held-out with other settings" in page.read_text()
     assert "temperature (1.0, not 0.5)" in page.read_text()
 
@@ -423,32 +394,23 @@ def test_the_page_of_an_evaluation_has_its_models_and_what_they_share(alone: Run
         assert told in page
     assert "Learning curves" not in page
     assert "Progress by episode" not in page, "of second attempts it would be another quantity"
-    found = runs_of(page)[0]
-    assert found["name"] == "first"
-    assert {t["source"] for t in found["traces"]} == {"evaluation on aime24", "evaluation on math500"}
-    assert len(found["traces"]) == 2 * 4 * 4, "results, and not first attempts"
-    assert all(t["marked"] and t["values"][0] == 0.25 for t in found["traces"])
+    traces = runs_of(page)[0]["traces"]
+    assert {t["source"] for t in traces} == {"evaluation on aime24", "evaluation on math500"}
+    assert len(traces) == 2 * 4 * 4, "results, and not first attempts"
+    assert all(t["marked"] and t["values"][0] == 0.25 for t in traces)
 
 
-def test_each_model_has_its_own_tokenizer(tmp_path: Path) -> None:
-    layout = SyntheticEvaluation(tmp_path / "evaluation").write()
-    path = layout.weights_version(1) / "tokenizer.json"
+def test_models_of_one_name_are_told_apart_and_each_has_its_own_tokenizer(alone: RunLayout, tmp_path: Path) -> None:
+    other, page = SyntheticEvaluation(tmp_path / "other", seed=1).write(), tmp_path / "both.html"
+    path = other.weights_version(1) / "tokenizer.json"
     stored = json.loads(path.read_text())
     stored["model"]["vocab"] = {token: -number for token, number in stored["model"]["vocab"].items()}
     path.write_text(json.dumps(stored))
-    write_report(layout)
-    found = runs_of(layout.page.read_text())
-    assert [{t["marked"] for t in one["traces"]} for one in found] == [{True}, {False}]
-    assert re.search("second: .* 32 traces cannot be marked", layout.page.read_text())
-
-
-def test_models_of_one_name_in_several_evaluations_are_told_apart(alone: RunLayout, tmp_path: Path) -> None:
-    other = SyntheticEvaluation(tmp_path / "other", seed=1).write()
-    typed("report", alone.root, other.root, "--page", tmp_path / "both.html")
-    page = (tmp_path / "both.html").read_text()
-    names = [run["name"] for run in runs_of(page)]
-    assert len(set(names)) == 4
-    assert [name.partition(" ")[0] for name in names] == ["first", "second"] * 2
+    typed("report", alone.root, other.root, "--page", page)
+    found = {run["name"]: {trace["marked"] for trace in run["traces"]} for run in runs_of(page.read_text())}
+    assert [name.partition(" ")[0] for name in found] == ["first", "second"] * 2
+    assert [*found.values()] == [{True}, {True}, {True}, {False}]
+    assert re.search("second.*: .* 32 traces cannot be marked", page.read_text())
 
 
 def verdicts(text: str) -> list[str]:
@@ -470,20 +432,11 @@ def test_traces_of_an_iteration_have_the_values_and_advantages_of_the_run(run: R
     assert "\x1b" not in typed("traces", run.root, "-n", 99).output, "no text of a model controls the terminal"
 
 
-def test_traces_of_an_evaluation_and_how_many(run: RunLayout) -> None:
+def test_so_many_traces_of_an_evaluation_are_shown_and_those_that_are_not_there_refused(run: RunLayout) -> None:
     shown = typed("traces", run.root, "--evaluation", 3, "-n", 3).output
     assert len(verdicts(shown)) == 3 and "evaluation of version 3 on aime24" in shown and "-n 12" in shown
     of_all = ("traces", run.root, "--evaluation", 3, "--benchmark", "aime24", "-n", 99)
     every, wrong = verdicts(typed(*of_all).output), verdicts(typed(*of_all, "--wrong").output)
     assert 0 < len(wrong) < len(every) and set(wrong) == {"wrong"}
-
-
-@pytest.mark.parametrize(
-    ("words", "fact"),
-    [
-        (("--evaluation", "3", "--benchmark", "no"), "aime24"),
-        (("--evaluation", "3", "--iteration", "2"), "one of them"),
-    ],
-)
-def test_traces_that_are_not_there_are_refused(run: RunLayout, words: tuple[str, ...], fact: str) -> None:
-    assert fact in typed("traces", run.root, *words, exits=2).stderr
+    for words, fact in ((("--benchmark", "no"), "aime24"), (("--iteration", 2), "one of them")):
+        assert fact in typed("traces", run.root, "--evaluation", 3, *words, exits=2).stderr

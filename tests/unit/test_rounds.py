@@ -143,14 +143,9 @@ def a_round(iteration: int) -> Round:
 
 def rolled(sampled: Sampled, following: Callable[[], Round | None], swap: Callable[[], bool] = lambda: False) -> None:
     sampler = RollingSampler(cast("RoundSampler", sampled), lambda _: following(), swap)
-
-    async def all_rounds() -> None:
-        async with asyncio.timeout(20):
-            await sampler.sample(a_round(0), 2.5)
-
     with pytest.MonkeyPatch.context() as quick:
         quick.setattr(rolling_sampler, "LONGEST_LOOK_S", 0.01)
-        asyncio.run(all_rounds())
+        asyncio.run(asyncio.wait_for(sampler.sample(a_round(0), 2.5), timeout=20))
 
 
 def test_a_round_begins_while_the_one_before_is_sampled() -> None:

@@ -6,14 +6,11 @@ import hashlib
 import json
 import multiprocessing
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
 import samples
 from commands import refusal
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from run_of import bare_run, publish_some, read_events
 from samples import rollout
 
@@ -39,8 +36,8 @@ VALUE = PrefixValue(3, "p", 0, 1, 0.5, variance=0.0625, progress_variance=0.0312
 ANSWER = AnswerProbability(iteration=3, problem_id="p", sample=0, boundary=1, answer="7", probability=0.75, reward=1.0)
 
 
-def sampled(text: str = "x") -> Sampled:
-    traces = samples.sampled(rollout("p", 0, text))
+def sampled(text: str = "\x00\r\n\u2028 é 数学 🙂") -> Sampled:
+    traces = samples.sampled(dataclasses.replace(rollout("p", 0, text), logprobs=[-0.1, -1e-320, -1e300]))
     return dataclasses.replace(traces, branches=[BRANCH], answers=[ANSWER], values=[VALUE], statistics=COST)
 
 
@@ -142,18 +139,8 @@ def test_a_byte_changed_anywhere_in_a_group_is_found_out(tmp_path: Path, file: s
     commit_group(path, sampled())
     content = (path / file).read_bytes()
     for place in range(0, len(content), 29):
-        changed = bytes([content[place] ^ 1])
-        (path / file).write_bytes(content[:place] + changed + content[place + 1 :])
+        (path / file).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         refusal(read_group, path)
-
-
-@settings(max_examples=30)
-@given(st.text(), st.lists(st.floats(allow_nan=False), max_size=5))
-def test_any_text_and_number_survives_a_file_of_records(text: str, logs: list[float]) -> None:
-    record = dataclasses.replace(rollout("p", 0), text=text.encode("utf-8", "replace").decode(), logprobs=logs)
-    with tempfile.TemporaryDirectory() as folder:
-        write_records(Path(folder) / "records", [record], Rollout)
-        assert read_records(Path(folder) / "records", Rollout) == [record]
 
 
 def test_a_file_of_records_that_is_damaged_or_of_another_kind_is_refused(tmp_path: Path) -> None:
@@ -258,7 +245,6 @@ def test_a_stream_gives_each_event_once_when_its_line_is_whole(tmp_path: Path) -
 
 
 def test_the_process_of_a_file_and_its_last_event(tmp_path: Path) -> None:
-    assert process_of(NAME) == Process("segment-000.trainer", 0, 0, "1234_5.0")
     assert process_of("segment-012.eval-1.00042.0.12345.10.jsonl") == Process("segment-012.eval-1", 42, 0, "12345.10")
     assert process_of("submission.jsonl") is None
     with pytest.raises(ValueError, match="pid"):  # which would hide who emitted it

@@ -23,8 +23,6 @@ def test_the_tensors_of_a_file_are_found_where_they_lie(tmp_path: Path) -> None:
 def test_a_file_that_is_none_or_gone_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"no weights")
-    with pytest.raises(DamagedError):
-        stored_tensors(path)
-    path.unlink()
-    with pytest.raises(DamagedError):
-        stored_tensors(path)
+    for damaged in (path, tmp_path / "gone.safetensors"):
+        with pytest.raises(DamagedError):
+            stored_tensors(damaged)

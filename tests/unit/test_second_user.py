@@ -5,7 +5,6 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -105,12 +104,8 @@ while True:
 """
 
 
-@dataclass(frozen=True)
-class Line:
-    """What the first user types, and the folder in which."""
-
-    words: tuple[str, ...]
-    folder: Path
+Line = tuple[Path, tuple[str, ...]]
+"""The folder in which the first user types, and what."""
 
 
 def commands(group: click.Group = main, *above: str) -> Iterator[tuple[str, click.Command]]:
@@ -128,14 +123,17 @@ def takes_from_others(parameter: click.Parameter) -> bool:
     return is_path and isinstance(parameter, click.Option)
 
 
+def all_lines(box: Box) -> list[Line]:
+    return [line for name, command in commands() for line in lines_of(box, name, command)]
+
+
 def lines_of(box: Box, name: str, command: click.Command) -> Iterator[Line]:
-    """The lines of a command."""
     last, options = LINES[name][-1], [*filter(takes_from_others, command.params)]
 
     def line(text: str, run: Path = box.mine, folder: Path = box.work, *more: str) -> Line:
         filled = {"RUN": run, "THEIRS": box.theirs, "OWN": box.site, "MINE": box.mine, "NEW": f"new/{next(NUMBERS)}"}
         words = (*name.split(), *shlex.split(text), *more)
-        return Line(tuple(re.sub("|".join(filled), lambda key: str(filled[key[0]]), word) for word in words), folder)
+        return folder, tuple(re.sub("|".join(filled), lambda key: str(filled[key[0]]), word) for word in words)
 
     for text in LINES[name]:
         yield from (line(text, run) for run in (box.runs if "RUN" in text else [box.mine]))
@@ -157,14 +155,13 @@ def box() -> Iterator[Box]:
 def hub() -> Iterator[str]:
     """The address of the hub."""
     model = {"config.json": b"{}", "model.safetensors": bytes(2000), "tokenizer.json": b"{}"}
-    data = {"test.jsonl": rows()}
-    yield from serving(Repository(HUB_MODEL, model, kind="models"), Repository(HUB_DATA, data))
+    yield from serving(Repository(HUB_MODEL, model, kind="models"), Repository(HUB_DATA, {"test.jsonl": rows()}))
 
 
 def told(box: Box, lines: Sequence[Line], hub: str) -> list[dict[str, Any]]:
     """What became of each line that the first user has typed."""
     file = box.root / "lines.json"
-    file.write_text(json.dumps([(str(line.folder), line.words) for line in lines]))
+    file.write_text(json.dumps([(str(folder), words) for folder, words in lines]))
     variables = {"HF_HOME": str(box.theirs / "hub_home"), "HF_ENDPOINT": hub, VARIABLE: str(box.site)}
     words = (typing_user.__file__, file, box.home, box.work, box.marks)
     user = as_user(FIRST, box.home, *words, **variables, PATH=str(Path(sys.executable).parent))
@@ -174,21 +171,19 @@ def told(box: Box, lines: Sequence[Line], hub: str) -> list[dict[str, Any]]:
     return ended
 
 
-def faults(ended: Sequence[dict[str, Any]], *kinds: str) -> list[str]:
-    """What no line may do, of these kinds."""
-    return [
-        f"mrt-hpc {shlex.join(end['words'])}, typed in {end['folder']}: {kind}: {end[kind]}"
-        for end in ended
-        for kind in kinds
-        if end[kind]
-    ]
+def assert_no_harm(box: Box, ended: Sequence[dict[str, Any]], *kinds: str) -> None:
+    """No line has done what is of these kinds, and the second user's folder holds nothing private to the first."""
+    found = [(end, kind) for end in ended for kind in kinds if end[kind]]
+    harm = [f"mrt-hpc {shlex.join(end['words'])}, typed in {end['folder']}: {k}: {end[k]}" for end, k in found]
+    assert not harm, "\n".join(harm)
+    files = (path for path in box.theirs.rglob("*") if path.is_file() and not path.is_symlink())
+    assert [path for path in files if PRIVATE.encode() in path.read_bytes()] == []
 
 
 def test_each_command_and_each_option_that_takes_a_place_has_lines() -> None:
     assert LINES.keys() == {name for name, _ in commands()}
-    assert {option.name for _, command in commands() for option in filter(takes_from_others, command.params)} == {
-        *OPTIONS
-    }
+    taking = [option.name for _, command in commands() for option in filter(takes_from_others, command.params)]
+    assert {*taking} == {*OPTIONS}
     for name, command in commands():
         if any(isinstance(p.type, RunName) and isinstance(p, click.Argument) for p in command.params):
             assert any("RUN" in text for text in LINES[name]), name
@@ -196,17 +191,13 @@ def test_each_command_and_each_option_that_takes_a_place_has_lines() -> None:
 
 @ROOT_ONLY
 def test_nothing_of_the_first_user_changes_and_no_code_of_the_second_runs(box: Box, hub: str) -> None:
-    lines = [line for name, command in commands() for line in lines_of(box, name, command)]
-    ended = told(box, lines, hub)
-    assert not (found := faults(ended, "failed", "misused", "made", "changed", "ran")), "\n".join(found)
-    assert not private_files(box)
+    assert_no_harm(box, told(box, all_lines(box), hub), "failed", "misused", "made", "changed", "ran")
 
 
 @ROOT_ONLY
 def test_nothing_changes_while_the_second_user_exchanges_files(box: Box, hub: str) -> None:
     changing = [str(box.theirs / name) for name in ("run", "plain", "rows", "model", "slurm", "hub_home")]
-    all_lines = [line for name, command in commands() for line in lines_of(box, name, command)]
-    lines = [line for line in all_lines if any(place in word for word in line.words for place in changing)]
+    lines = [line for line in all_lines(box) if any(place in word for word in line[1] for place in changing)]
     driver = as_user(SECOND, box.theirs, "-c", EXCHANGES, *(f"{place}={target}" for place, target in box.exchanged))
     try:
         ended = told(box, lines, hub)
@@ -214,11 +205,4 @@ def test_nothing_changes_while_the_second_user_exchanges_files(box: Box, hub: st
     finally:
         driver.kill()
         driver.communicate()
-    assert not (found := faults(ended, "failed", "changed", "ran")), "\n".join(found)
-    assert not private_files(box)
-
-
-def private_files(box: Box) -> list[Path]:
-    """Files in the folder of the second user that hold what is private to the first."""
-    files = (path for path in box.theirs.rglob("*") if path.is_file() and not path.is_symlink())
-    return [path for path in files if PRIVATE.encode() in path.read_bytes()]
+    assert_no_harm(box, ended, "failed", "changed", "ran")

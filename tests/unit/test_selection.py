@@ -20,8 +20,6 @@ from mrt_hpc.mrt.sft import ASSISTANT, USER, ChatFormat, Conversation, Message, 
 from mrt_hpc.mrt.star import Selected, first_peak, select_correct, select_progressing
 from mrt_hpc.run.records import Branch
 
-MIN_LOSS_SIGMAS = Backtracking.model_fields["min_loss_sigmas"].default
-
 
 def test_star_learns_what_is_right_and_mrt_ranks_it_by_progress_and_cuts_it_at_the_first_peak() -> None:
     assert select_correct([0.0, 1.0, 1.0, 0.0, 1.0]) == [1, 2, 4]
@@ -35,8 +33,7 @@ def test_star_learns_what_is_right_and_mrt_ranks_it_by_progress_and_cuts_it_at_t
         np.array([1.0, 0.5]),  # best before it thought at all
     ]
     assert first_peak(np.array([0.25, 0.75, 0.5, 0.75])) == 1
-    kept = select_progressing(right, values, threshold=-0.3)
-    assert kept == [Selected(0, 2), Selected(1, 2), Selected(2, 1)]
+    assert select_progressing(right, values, threshold=-0.3) == [Selected(0, 2), Selected(1, 2), Selected(2, 1)]
     kept = select_progressing(right, values, threshold=-0.2)
     assert kept == [Selected(0, 2), Selected(2, 1)], "the loss of the first comes after its cut"
 
@@ -67,7 +64,8 @@ def test_the_first_loss_is_one_that_is_larger_than_its_noise() -> None:
     for sigmas, boundary in ((0, 1), (0.6, 1), (0.7, 2), (2.9, 2), (3, 3)):
         assert first_loss(np.array([0.55, 0.45, 0.05, 0.05]), [20] * 4, sigmas) == boundary, sigmas
     assert first_loss(np.array([0.1, 0.2]), [10] * 2, 0) == 1
-    assert first_loss(np.array([1.0, 1.0, 0.0, 0.0, 0.0]), [20] * 5, MIN_LOSS_SIGMAS) == 2
+    default = Backtracking.model_fields["min_loss_sigmas"].default
+    assert first_loss(np.array([1.0, 1.0, 0.0, 0.0, 0.0]), [20] * 5, default) == 2
 
 
 def test_the_four_variants_of_backtracking() -> None:
@@ -80,24 +78,19 @@ def test_the_four_variants_of_backtracking() -> None:
         (Variant.NO_FULL_ROLLOUT, "a b ", 1, "<1>"),
     ):
         found = revise(ATTEMPT, variant, min_loss_sigmas=0)
-        assert found is not None
-        assert (found.attempt, found.boundary, found.revised) == (attempt, boundary, revised)
-        conversation = backtracking.revision_conversation(
-            found, "Back to step {step}.", instruction=" Think.", opening="<t>"
-        )
+        assert found and (found.attempt, found.boundary, found.revised) == (attempt, boundary, revised)
+        back = "Back to step {step}."
+        conversation = backtracking.revision_conversation(found, back, instruction=" Think.", opening="<t>")
         said = ["What? Think.", f"<t>{attempt}", f"Back to step {boundary}.", f"<t>{revised}"]
         assert [(m.role, m.content) for m in conversation.messages] == [*zip([USER, ASSISTANT] * 2, said, strict=True)]
-        suffix = backtracking.revision_suffix(found, "Back to {step}.")
+        suffix = backtracking.revision_suffix(found, back)
         assert (suffix.problem, suffix.suffix) == ("What?", revised)
-        assert suffix.prefix == f"{attempt}\n\nBack to {boundary}.\n\n"
+        assert suffix.prefix == f"{attempt}\n\nBack to step {boundary}.\n\n"
     cut = [*CONTINUATIONS[:-1], [replace(CONTINUATIONS[-1][0], whole=False), *CONTINUATIONS[-1][1:]]]
     found = revise(replace(ATTEMPT, continuations=cut), Variant.NO_SHARED_PREFIX, min_loss_sigmas=0)
-    assert found is not None and (found.boundary, found.revised) == (3, "<2>"), (
-        "one that was cut counts, and is not learnt"
-    )
-    right = Attempt("p", "What?", STEPS, "", 1.0, CONTINUATIONS)
+    assert found and (found.boundary, found.revised) == (3, "<2>"), "one that was cut counts, and is not learnt"
     hopeless = Attempt("p", "What?", ["a"], "", 0.0, [rollouts(0, 0), rollouts(0, 0)])
-    for attempt in (right, hopeless):
+    for attempt in (replace(ATTEMPT, reward=1.0), hopeless):
         assert revise(attempt, Variant.SHARED_PREFIX, min_loss_sigmas=0) is None
 
 

@@ -5,6 +5,8 @@ import math
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any, cast
+from unittest.mock import Mock
 
 import httpx
 import msgspec
@@ -79,35 +81,34 @@ def answered_by(generate: Callable[[web.Request], Awaitable[web.Response]]) -> l
 ODD = (b"", b"null", b"3", b"[]", b"{}", b'{"data": []}', b'{"results": []}', b"\xff")
 
 
-@pytest.mark.parametrize("body", ODD)
-def test_a_server_of_another_kind_is_told_by_each_of_its_routes(body: bytes) -> None:
-    class Odd(ServerControl):
-        def call(self, method: str, path: str, *, timeout: float, **arguments: object) -> httpx.Response:  # noqa: ARG002
-            return httpx.Response(200, content=b"vllm:prompt_tokens_total NaN" if path == "/metrics" else body)
-
-    server = Odd(Path("/none"), "key", where="the log", advice="read it")
-    for work in (server.reset_prefix_cache, lambda: server.load(Path("w"), 1, 1.0, 1.0, swap=WeightSwap.DRAIN)):
-        assert "no vLLM server" in refusal(work).what
-    assert server.tokens_done() is None
-
-
-class Scripted(ServerControl):
+def answering(monkeypatch: pytest.MonkeyPatch, status: int = 200, **content: Any) -> ServerControl:
     """A server whose every route answers the same."""
-
-    answer = httpx.Response(200)
-
-    def call(self, method: str, path: str, *, timeout: float, **arguments: object) -> httpx.Response:  # noqa: ARG002
-        return self.answer
+    monkeypatch.setattr(ServerControl, "call", Mock(return_value=httpx.Response(status, **content)))
+    return ServerControl(Path("/none"), "key", where="the log", advice="read it")
 
 
-def test_only_what_was_done_counts_as_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Scripted(Path("/none"), "key", where="the log", advice="read it")
-    monkeypatch.setattr(Scripted, "answer", httpx.Response(302, headers={"Location": "/login"}))
-    assert "302" in refusal(server.wake_up, 1.0).what
-    loaded = httpx.Response(200, json={"results": [{"directory": "w"}, {"directory": "old"}]})
-    monkeypatch.setattr(Scripted, "answer", loaded)
-    refused = refusal(lambda: server.load(Path("w"), 1, 1.0, 1.0, swap=WeightSwap.DRAIN))
-    assert "loaded 'old', not w" in refused.what
+def load(server: ServerControl, swap: WeightSwap = WeightSwap.DRAIN) -> dict[str, Any]:
+    return server.load(Path("w"), 1, 1.0, 1.0, swap=swap)
+
+
+def test_only_what_was_done_counts_as_done_and_a_server_of_another_kind_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for body in ODD:
+        server = answering(monkeypatch, content=body)
+        assert "no vLLM server" in refusal(server.reset_prefix_cache).what, body
+        assert "no vLLM server" in refusal(load, server).what, body
+    assert answering(monkeypatch, content=b"vllm:prompt_tokens_total NaN").tokens_done() is None
+    assert "302" in refusal(answering(monkeypatch, 302).wake_up, 1.0).what
+    loaded = {"results": [{"directory": "w"}, {"directory": "old"}]}
+    assert "loaded 'old', not w" in refusal(load, answering(monkeypatch, json=loaded)).what
+    for swap in (WeightSwap.DRAIN, WeightSwap.RECOMPUTE):
+        server = answering(monkeypatch, json={"success": False, "results": [{}]})
+        assert "did not clear its prefix cache" in refusal(load, server, swap).what
+        assert "/resume" not in str(cast("Any", server.call).mock_calls)
+        server = answering(monkeypatch, json={"success": True, "results": [{}]})
+        load(server, swap)
+        assert "/resume" in str(cast("Any", server.call).mock_calls)
 
 
 def check(completions: list[Completion]) -> None:

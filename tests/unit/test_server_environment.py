@@ -42,12 +42,9 @@ def three_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    return task_of(run_of(tmp_path_factory.mktemp("run") / "run"), "segment-000.inference")
+def task(tmp_path_factory: pytest.TempPathFactory) -> MakeTask:
+    plain = task_of(run_of(tmp_path_factory.mktemp("run") / "run"), "segment-000.inference")
 
-
-@pytest.fixture
-def task(plain: Task) -> MakeTask:
     def make(gpus: int = 0, nodes: int = 1, seed: int = 0, **serving: int) -> Task:
         resources = plain.job.resources.model_copy(update={"cpus_per_rank": 6, "gpus_per_rank": gpus, "nodes": nodes})
         served = plain.recipe.serving.model_copy(update=serving)
@@ -101,10 +98,8 @@ def test_the_gpus_of_a_task_are_divided_among_its_servers(task: MakeTask, monkey
     for one, expected in (
         (task(0, tensor_parallel=3), ServerLayout(1, 3)),
         (task(8), ServerLayout(8, 1)),
-        (task(8, tensor_parallel=8), ServerLayout(1, 8)),
         (task(8, tensor_parallel=2), ServerLayout(4, 2)),
         (task(8, 2), ServerLayout(1, 8, 2)),
-        (task(8, 2, tensor_parallel=16), ServerLayout(1, 16, 1)),
         (task(8, 2, tensor_parallel=4), ServerLayout(1, 4, 4)),
         (task(0, 2), ServerLayout(1, 1)),
     ):
@@ -120,10 +115,7 @@ def test_the_gpus_of_a_task_are_divided_among_its_servers(task: MakeTask, monkey
     assert "without GPUs" in str(refusal(started, settings_of(task(8, 2))))
 
 
-@pytest.mark.parametrize(
-    ("visible", "gpus"),
-    [(None, [("0", "1"), ("2", "3")]), ("4,5,6,7", [("4", "5"), ("6", "7")]), ("a,b,c,d", [("a", "b"), ("c", "d")])],
-)
+@pytest.mark.parametrize(("visible", "gpus"), [(None, [("0", "1"), ("2", "3")]), ("a,b,c,d", [("a", "b"), ("c", "d")])])
 def test_each_server_and_each_rank_has_gpus_of_its_own(
     task: MakeTask, monkeypatch: pytest.MonkeyPatch, visible: str | None, gpus: list[tuple[str, ...]]
 ) -> None:
@@ -216,8 +208,7 @@ def test_no_private_folder_of_the_first_node_reaches_the_second(
     monkeypatch.setattr("mrt_hpc.run.process.Popen", note)
     with RayNode(RayPlace("127.0.0.1", "127.0.0.1:1", "token"), tmp_path / "log"):
         pass
-    reached = {name for name, value in (first | second).items() if any(folder in value for folder in folders)}
-    assert not reached
+    assert not {name for name, value in (first | second).items() if any(folder in value for folder in folders)}
     assert second["VLLM_RPC_BASE_PATH"] == second["TMPDIR"]
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import httpx
 import pytest
 from commands import refusal
 
@@ -212,23 +211,3 @@ def test_a_restart_waits_for_the_end_of_a_load(tmp_path: Path, fails: bool, monk
     assert server.started_with == (0 if fails else 1), "with the weights that it held last"
     assert isinstance(load_ends.exception(), UserError) == fails
     assert not server.is_loading
-
-
-@pytest.mark.parametrize("swap", [WeightSwap.DRAIN, WeightSwap.RECOMPUTE])
-@pytest.mark.parametrize("cleared", [True, False])
-def test_a_cache_that_was_not_cleared_fails_the_load(
-    swap: WeightSwap, cleared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[str] = []
-
-    def answer(_: object, __: str, path: str, **___: object) -> httpx.Response:
-        called.append(path)
-        return httpx.Response(200, json={"success": cleared, "results": [{}]})
-
-    monkeypatch.setattr(ServerControl, "call", answer)
-    control = ServerControl(Path("/none"), "key", "log", "advice")
-    try:
-        control.load(tmp_path, 1, swap=swap, pause_deadline_s=1, read_deadline_s=1)
-    except UserError:
-        assert not cleared
-    assert ("/resume" in called) is cleared
