@@ -20,6 +20,7 @@ from mrt_hpc.recipe.base import Tokens, misfit
 from mrt_hpc.recipe.kinds import ExpectedTokens
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.records import Branch, Rollout
+from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training.settings import TrainingSequence
 
 LEARNT_BRANCHES = 1 / 3
@@ -87,7 +88,7 @@ class MrtOnline(RolloutAlgorithm):
             batch.credit_bounds,
             batch.value_arrays,
             budget=self.budget_tokens or 0,
-            seed=int(batch.digest[:16], 16),
+            seed=derive_seed(0, "permuted", batch.digest),
         )
 
     def check(self, recipe: Recipe) -> None:
