@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from other_users import ANOTHER, ROOT_ONLY
+from run_of import bare_run
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.run.access import CLOSED_TO_OTHERS, open_to_group
@@ -40,19 +41,15 @@ def taken(shared: Path) -> Path:
     return folder
 
 
-def linked(link: Path, target: object, owner: int = ANOTHER) -> None:
+def linked(link: Path, target: object) -> None:
     """A link of another user."""
     link.symlink_to(str(target))
-    os.lchown(link, owner, owner)
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
+    os.lchown(link, ANOTHER, ANOTHER)
 
 
 def test_of_a_model_the_files_that_are_needed_are_taken(model: Path, taken: Path) -> None:
     take_over(model, taken)
-    assert names(taken) == {*NEEDED}
+    assert {path.name for path in taken.iterdir()} == {*NEEDED}
     assert (taken / "config.json").samefile(model / "config.json"), "what is this user's own takes no room"
 
 
@@ -108,10 +105,8 @@ def test_no_file_is_shared_that_another_user_can_write_to(model: Path, taken: Pa
 
 def test_the_mode_of_an_original_never_changes(model: Path, shared: Path) -> None:
     """A run that the group reads has a copy of what only this user may read."""
-    run = shared / "run"
-    run.mkdir()
+    run = bare_run(shared / "run").root
     open_to_group(run)
-    (run / "run_id").write_text("0" * 32)
     (model / "tokenizer.model").chmod(0o600)
     before = os.umask(CLOSED_TO_OTHERS)
     try:
@@ -127,4 +122,4 @@ def test_of_a_weights_version_only_what_its_manifest_names_is_taken(model: Path,
     write_manifest(model)
     (model / "extra.json").write_text("{}")
     take_over(model, taken)
-    assert "extra.json" not in names(taken) and MANIFEST in names(taken)
+    assert not (taken / "extra.json").exists() and (taken / MANIFEST).exists()

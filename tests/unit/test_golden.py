@@ -24,7 +24,6 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState
 
-WIDE = 160  # columns of a terminal on which a plan is a table
 DAY = r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d\d \w{3} |\d{4}-\d\d-\d\d )?"
 TIMES = re.compile(rf"\b{DAY}\d\d:\d\d(?::\d\d)?\b")
 
@@ -47,11 +46,9 @@ def test_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = ("model.path=/nowhere/model-1.5B", "data={type: jsonl, path: /nowhere/problems.jsonl, limit: 4000}")
     less = ("evaluation.benchmarks=[]", "expected.trace_tokens=1000", "resources.trainer.time_limit_minutes=30")
     changes = [word for setting in (*nowhere, *less) for word in ("--set", setting)]
-    shown = [
-        typed("plan", "mrt_online", "--site", "example", *changes, columns=WIDE).stdout,
-        typed("plan", "quickstart", "--site", "example", columns=80).stdout,
-    ]
-    compare("plan.txt", "\n".join(shown), HERE=tmp_path)
+    wide = typed("plan", "mrt_online", "--site", "example", *changes, columns=160).stdout  # where a plan is a table
+    narrow = typed("plan", "quickstart", "--site", "example", columns=80).stdout
+    compare("plan.txt", f"{wide}\n{narrow}", HERE=tmp_path)
 
 
 def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

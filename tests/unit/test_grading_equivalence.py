@@ -48,17 +48,16 @@ def test_every_verdict_of_the_table(case: dict[str, Any], request: pytest.Fixtur
     assert right is case["right"], case["reason"]
 
 
-def parse_in_one_stage(patch: pytest.MonkeyPatch) -> None:
-    """Give the parser its own methods back."""
-    for name in ("parse", "create_parser"):
+def as_installed(patch: pytest.MonkeyPatch, *names: str) -> None:
+    """Give math-verify these functions of its own back."""
+    for name in names:
         patch.setattr(math_verify_changes.OWNERS[name], name, math_verify_changes.STOCK[name])
 
 
 def test_what_math_verify_alone_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is installed, with its defaults: each answer in a box, or a whole completion."""
     read = partial(parse, parsing_timeout=None)
-    for name, function in math_verify_changes.STOCK.items():
-        monkeypatch.setattr(math_verify_changes.OWNERS[name], name, function)
+    as_installed(monkeypatch, *math_verify_changes.STOCK)
     for case in CASES:
         text = case.get("completion") or f"\\boxed{{{case['answer']}}}"
         said = bool(verify(read(f"\\boxed{{{case['gold']}}}"), read(text), timeout_seconds=None))
@@ -81,13 +80,11 @@ WORDS = {"9 (apples)": True, "apples + pears": False, "mgh + \\frac{1}{2}mv^2": 
 """Words between operators are not read as products."""
 
 
-@pytest.mark.parametrize(
-    ("answer", "gold", "readable"),
-    [*((text, "7", False) for text in MALFORMED), *((text, text, readable) for text, readable in WORDS.items())],
-)
-def test_what_cannot_be_read_is_said_to_be_unreadable(answer: str, gold: str, readable: bool) -> None:
-    judgement = judge(answer, gold)
-    assert (judgement.correct, judgement.readable) == (answer == gold, readable)
+def test_what_cannot_be_read_is_said_to_be_unreadable() -> None:
+    for answer in MALFORMED:
+        assert judge(answer, "7") == Judgement(correct=False, readable=False), answer
+    for text, readable in WORDS.items():
+        assert judge(text, text) == Judgement(correct=True, readable=readable), text
 
 
 INTEGERS = st.from_regex(r"\A\s{0,2}[+-]?[0-9]{1,18}\s{0,2}\Z").map(lambda text: text.replace("\x1c", " "))
@@ -115,54 +112,6 @@ def test_no_short_cut_where_it_would_be_a_guess() -> None:
         assert certain_verdict(answer, gold) is None
 
 
-def test_every_gold_answer_equals_itself_and_not_its_neighbour(shared_data: Path) -> None:
-    for benchmark in ("aime24", "aime25", "amc23", "math500", "minerva_math"):
-        golds = [json.loads(line)["answer"] for line in (shared_data / f"{benchmark}.jsonl").read_text().splitlines()]
-        for gold, other in zip(golds, golds[1:] + golds[:1], strict=True):
-            assert judge(gold, gold).correct, gold
-            assert {certain_verdict(gold, gold, strict=strict) for strict in (False, True)} <= {True, None}, gold
-            certain = certain_verdict(other, gold)
-            assert certain is None or certain == judge(other, gold).correct, (other, gold)
-
-
-LETTER = re.compile(r"\\(?:text|mathrm|mbox|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+|(?P<letter>[A-Za-df-hj-z])")
-"""A letter that is a symbol; texts and commands are skipped, and e and i are numbers."""
-
-
-def test_another_case_of_a_letter_in_a_gold_answer_is_wrong(shared_data: Path) -> None:
-    golds = [json.loads(line)["answer"] for line in (shared_data / "minerva_math.jsonl").read_text().splitlines()]
-    golds = [gold for gold in golds if not re.search(r"=|Hz|[0-9]e-?[0-9]|circ", gold)]
-    pairs = [
-        (gold[: letter.start()] + letter[0].swapcase() + gold[letter.end() :], gold)
-        for gold in dict.fromkeys(golds)
-        if (letter := next((found for found in LETTER.finditer(gold) if found["letter"]), None))
-    ]
-    assert len(pairs) > 30
-    assert [pair for pair in pairs if is_correct(*pair)] == []
-
-
-def test_a_gold_answer_of_letter_and_value_is_reached_by_each_and_by_no_other(shared_data: Path) -> None:
-    golds = [json.loads(line)["answer"] for line in (shared_data / "amc23.jsonl").read_text().splitlines()]
-    for value, other in zip(golds, golds[1:] + golds[:1], strict=True):
-        gold = rf"\textbf{{(B)}}\ {value}"
-        for answer in (value, "B", "(B)", f"(B) {value}", rf"\textbf{{(B) }}{value}"):
-            assert is_correct(answer, gold, strict=True), (answer, gold)
-        for answer in ("C", f"(C) {value}", f"A, B, {value}", f"(B) {other}"):
-            assert not is_correct(answer, gold) or other == value, (answer, gold)
-
-
-@pytest.mark.parametrize("names", ["xy", "ab", "mn"])
-def test_values_are_compared_under_their_names(names: str, shared_data: Path) -> None:
-    golds = [json.loads(line)["answer"] for line in (shared_data / "math500.jsonl").read_text().splitlines()]
-    points = [gold for gold in golds if re.fullmatch(r"\(-?[0-9]+,\s*-?[0-9]+\)", gold)]
-    assert len(points) > 3
-    for gold in points:
-        first, second = gold.strip("()").split(",")
-        in_order, swapped = (f"{a}={first}, {b}={second}" for a, b in (names, names[::-1]))
-        assert is_correct(in_order, gold)
-        assert first == second or not is_correct(swapped, gold)
-
-
 def judged(pairs: list[tuple[str, str]]) -> list[Judgement]:
     """Without what earlier parses have left."""
     equivalence._parse_gold.cache_clear()
@@ -174,21 +123,8 @@ def test_the_parser_gives_the_same_in_two_stages_as_in_one(monkeypatch: pytest.M
     answers = ("\\frac{1}{", "1,2,3", "\\{1, 2\\}", "[1, 2)", "x^2+1", "a = b = 3")
     pairs = [*PAIRS, *((answer, "\\frac{1}{2}") for answer in answers)]
     in_two = judged(pairs)
-    parse_in_one_stage(monkeypatch)
+    as_installed(monkeypatch, "parse", "create_parser")
     assert judged(pairs) == in_two
-
-
-EQUAL_EXPRESSIONS = [
-    ("\\sin^2 x + \\cos^2 x - 1", "0 \\cdot x"), ("(x+1)^2", "x^2+2x+1"), ("\\frac{x^2-1}{x-1}", "x+1"),
-    ("\\sqrt{3+2\\sqrt{2}}", "1+\\sqrt{2}"), ("\\frac{1}{a}+\\frac{1}{b}", "\\frac{a+b}{ab}"),
-    ("\\ln(e^{2}) y", "2y"), ("10^{-9} z", "\\frac{z}{10^9}"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("answer", "gold"), EQUAL_EXPRESSIONS)
-def test_the_values_of_equal_expressions_never_differ(answer: str, gold: str) -> None:
-    assert judge(answer, gold).correct
-    assert not judge(f"{answer} + 10^{{-3}}", gold).correct
 
 
 def test_what_sympy_only_approximates_is_left_to_it() -> None:

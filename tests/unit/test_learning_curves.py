@@ -9,7 +9,7 @@ from learning_curves import RESAMPLES, Draws, LearningCurve, contrast
 from learnt import Learnt, Spending
 
 STORED = Path(__file__).parents[2] / "benchmarks" / "results" / "learning" / "runs"
-EVENLY = np.full((1, 20), 1 / 20)
+EVENLY, EACH_OF_250 = np.full((1, 20), 1 / 20), np.full((1, 250), 1 / 250)
 
 
 def share(log_odds: float) -> float:
@@ -57,41 +57,36 @@ def test_both_intervals_by_hand() -> None:
     assert np.allclose(draws.weights_RP.sum(axis=1), 1) and np.all(draws.weights_RP[0] == 0.25)
 
 
+def stored(arm: str, spending: Spending, *, regret: bool = False) -> list[LearningCurve]:
+    """The curves of an arm's seeds by accuracy, or by regret within 128 tokens."""
+    runs = [Learnt.read(STORED / f"{arm}-{seed}.parquet") for seed in range(5)]
+    return [run.curve(run.regrets_EP[128] if regret else run.accuracies_EP, spending) for run in runs]
+
+
 @pytest.mark.parametrize(
     ("arm", "accuracy", "regret"),
     [("mrt_online", (3.5, 6.4, 1.3, 1.1, 1.2), -2.98), ("mrt_online_look_ahead", (4.7, 4.3, -0.4, 2.4, 2.5), -3.03)],
 )
 def test_the_stored_study_at_equal_updates(arm: str, accuracy: tuple[float, ...], regret: float) -> None:
     """The means over the four evaluations of trained weights, which need no curve: the evaluations themselves."""
-    runs, reference = ([Learnt.read(STORED / f"{name}-{seed}.parquet") for seed in range(5)] for name in (arm, "grpo"))
-    shares, weights = np.array([0.25, 0.5, 0.75, 1.0]), np.full((1, 250), 1 / 250)
-
-    def gains(measure: str) -> np.ndarray:
-        first, second = (
-            [
-                run.curve(run.accuracies_EP if measure == "accuracy" else run.regrets_EP[128], Spending.STEPS)
-                for run in arm
-            ]
-            for arm in (reference, runs)
-        )
-        found = contrast(first, second, shares, weights)
+    gains = []
+    for by_regret in (False, True):
+        first, second = (stored(name, Spending.STEPS, regret=by_regret) for name in ("grpo", arm))
+        found = contrast(first, second, np.array([0.25, 0.5, 0.75, 1.0]), EACH_OF_250)
         assert np.allclose(found.cost_SFR, 0), "as many updates cost as many"
-        return 100 * found.total_SFR[..., 0].mean(axis=1)
-
-    assert gains("accuracy") == pytest.approx(accuracy, abs=0.06)
-    assert gains("accuracy").mean() == pytest.approx(2.7, abs=0.04)
-    assert gains("regret").mean() == pytest.approx(regret, abs=0.02)
+        gains.append(100 * found.total_SFR[..., 0].mean(axis=1))
+    assert gains[0] == pytest.approx(accuracy, abs=0.06)
+    assert gains[0].mean() == pytest.approx(2.7, abs=0.04)
+    assert gains[1].mean() == pytest.approx(regret, abs=0.02)
 
 
 def test_the_stored_study_at_the_budget_of_the_pair() -> None:
     """GRPO's budget pays for 15.1 updates of the arm, as the straight line between its evaluations has it: the arm is
     2 points behind, and 5 points of cost hide 3 of credit.
     """
-    runs = [Learnt.read(STORED / f"mrt_online-{seed}.parquet") for seed in range(5)]
-    reference = [Learnt.read(STORED / f"grpo-{seed}.parquet") for seed in range(5)]
-    first, second = ([run.curve(run.accuracies_EP, Spending.GENERATED) for run in arm] for arm in (reference, runs))
+    first, second = (stored(name, Spending.GENERATED) for name in ("grpo", "mrt_online"))
     paid = [b.updates_for(a.spent_E[-1:])[0] for a, b in zip(first, second, strict=True)]
     assert np.mean(paid) == pytest.approx(15.1, abs=0.05)
-    found = contrast(first, second, np.array([1.0]), np.full((1, 250), 1 / 250))
+    found = contrast(first, second, np.array([1.0]), EACH_OF_250)
     parts = [100 * part[..., 0].mean() for part in (found.total_SFR, found.cost_SFR, found.credit_SFR)]
     assert parts == pytest.approx([-2.0, -4.8, 2.8], abs=0.06)

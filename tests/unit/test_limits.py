@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from basics import QUICKSTART, ROLES
+from basics import QUICKSTART, ROLES, executable
 from commands import typed
+from slurm_texts import RecordedSlurm
 
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.local.slots import machine_memory_gib, machine_remarks
@@ -17,11 +18,6 @@ from mrt_hpc.backends.slurm.survey import ClusterSettings, PartitionFacts
 from mrt_hpc.plan.compile import build_plan, compile_plan
 from mrt_hpc.recipe.load import load_recipe
 
-CONFIG = "Configuration data as of 2026-01-01\nMaxArraySize            = 10\nMaxJobCount             = 60\n"
-LISTING = (
-    "PartitionName=short AllowGroups=ALL Default=YES DefaultTime=00:10:00 MaxTime=01:30:00 State=UP TotalCPUs=16\n"
-    "PartitionName=long Default=NO MaxTime=2-00:00:00 State=DOWN\nPartitionName=free Default=NO MaxTime=UNLIMITED\n"
-)
 SETTINGS = ClusterSettings(max_array_size=10, max_job_count=60)
 PARTITIONS = {
     "short": PartitionFacts("short", "UP", is_default=True, max_minutes=90),
@@ -34,32 +30,32 @@ CORES = len(os.sched_getaffinity(0))
 
 
 def test_slurms_own_words_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(slurm_limits, "run_slurm", lambda command, _: CONFIG if "config" in command else LISTING)
-    with monkeypatch.context() as patch:
-        patch.setattr(slurm_limits.shutil, "which", lambda _: "/usr/bin/scontrol")
-        assert (found := cluster_limits()) is not None
-    assert (found[0].max_array_size, found[0].max_job_count, found[1]) == (10, 60, PARTITIONS)
+    unlimited = {"partitions": [("MaxTime=2-00:00:00", "MaxTime=UNLIMITED")]}
+    monkeypatch.setattr(slurm_limits, "run_slurm", RecordedSlurm("plain", unlimited))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert cluster_limits() is None, "without Slurm nothing is asked"
+    executable(tmp_path / "scontrol", "")
+    settings, partitions = cluster_limits() or pytest.fail("Slurm is asked nothing")
+    assert (settings.max_array_size, settings.max_job_count, partitions["cpu"].max_minutes) == (10, 60, None)
     plan = build_plan(load_recipe(QUICKSTART), max_array_size=None)
     (complaint,) = closed_partitions(plan, SlurmSite(name="x", partitions=Partitions(cpu="long")), PARTITIONS)
     assert "long is DOWN" in complaint
 
 
 def test_the_field_of_the_profile_that_is_wrong_is_named() -> None:
-    cases: list[tuple[dict[str, Any], str, ClusterSettings, str]] = [
-        ({}, "seed=0", SETTINGS, ""),
-        ({}, "resources.inference.tasks=12", SETTINGS, "set max_array_size: 10"),
-        ({"max_array_size": 10}, "evaluation.problem_shards=35", SETTINGS, "set max_submit_jobs: 60"),
-        ({"partitions": Partitions(cpu="lon")}, "seed=0", SETTINGS, "partitions.cpu to one or more of short,"),
-        ({}, LONGER, SETTINGS, "set max_time_minutes: 90"),
-        ({"partitions": Partitions(cpu="short,long")}, LONGER, SETTINGS, ""),
-        ({"qos": "long"}, LONGER, SETTINGS, ""),  # which may lift the limit
+    cases: list[tuple[dict[str, Any], str, str]] = [
+        ({}, "seed=0", ""),
+        ({}, "resources.inference.tasks=12", "set max_array_size: 10"),
+        ({"max_array_size": 10}, "evaluation.problem_shards=35", "set max_submit_jobs: 60"),
+        ({"partitions": Partitions(cpu="lon")}, "seed=0", "partitions.cpu to one or more of short,"),
+        ({}, LONGER, "set max_time_minutes: 90"),
+        ({"partitions": Partitions(cpu="short,long")}, LONGER, ""),
+        ({"qos": "long"}, LONGER, ""),  # which may lift the limit
     ]
-    for site, change, settings, advice in cases:
+    for site, change, advice in cases:
         profile = SlurmSite(name="x", **site)
         plan = build_plan(load_recipe(QUICKSTART, (*HOUR, change)), max_array_size=profile.max_array_size)
-        complaints = limit_excesses(plan, profile, settings, PARTITIONS)
+        complaints = limit_excesses(plan, profile, SETTINGS, PARTITIONS)
         assert len(complaints) == bool(advice), complaints
         assert all(advice in complaint for complaint in complaints), complaints
 

@@ -1,6 +1,5 @@
 """Whatever sees a text of the model takes linear time: a text may be long, and the task's heartbeat waits meanwhile."""
 
-import re
 import time
 import timeit
 from collections.abc import Callable, Iterator, Sequence
@@ -111,6 +110,5 @@ def test_twice_the_text_takes_twice_the_time(name: str) -> None:
     assert next((parts for parts in confirmed[:50] if not is_linear(seeing, parts)), None) is None
 
 
-def test_an_answer_is_written_in_linear_time_and_the_test_sees_what_is_quadratic() -> None:
+def test_an_answer_is_written_in_linear_time() -> None:
     assert is_linear(lambda text: closing.ways_to_write(text, list(text.encode())), ("", "1}.", ""), LENGTHS[:3])
-    assert not is_linear(re.compile(r"A\s*\}?\s*x").match, ("A", " ", "!"))

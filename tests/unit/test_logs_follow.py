@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -99,15 +98,13 @@ def test_a_log_that_grows_fast_is_read_in_parts(run: CannedRun) -> None:
     assert [int(text) for text in (*first, *rest)] == list(range(lines))
 
 
-USER_ERROR = f"{TRACEBACK}UserError: what\n  where:    here\n  next:     go"
-
-
 def test_the_last_traceback_of_a_text() -> None:
+    user_error = f"{TRACEBACK}UserError: what\n  where:    here\n  next:     go"
     for text, found in (
         ("all is well\n", None),
         (f"{TRACEBACK}OldError: 1\n{TRACEBACK}NewError: 2\n2026 INFO\n", f"{TRACEBACK}NewError: 2"),
         ("".join(f"(Engine pid=1) {line}\n" for line in [*TRACEBACK.splitlines(), "E: 2"]), f"{TRACEBACK}E: 2"),
-        (f"{USER_ERROR}\n\nmore\n", USER_ERROR),
+        (f"{user_error}\n\nmore\n", user_error),
         (TRACEBACK, TRACEBACK.rstrip()),  # which was cut off
     ):
         assert traceback_in(text) == found
@@ -133,24 +130,23 @@ def test_lines_come_while_the_run_goes_on_until_it_ends_or_the_reader_stops(run:
     path = run.log(f"{TRAINER}/13_0_log.out", "one\n")
     command = [sys.executable, "-m", "mrt_hpc", "logs", str(run.layout.root), "--follow"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        until(process, lambda line: line == f"{TRAINER}[0] 13.0 rank0 | one\n")
+        until(process, f"{TRAINER}[0] 13.0 rank0 | one\n")
         if interrupted:
             process.send_signal(signal.SIGINT)
-            until(process, lambda line: "the run was not touched" in line)
+            until(process, "the run was not touched")
         else:
             with path.open("a") as stream:
                 stream.write("two\n")
-            until(process, lambda line: line.endswith("| two\n"))
+            until(process, "| two\n")
             run.done()
-            until(process, lambda line: "next: mrt-hpc report" in line)
+            until(process, "next: mrt-hpc report")
         assert process.wait(30) == 0
 
 
-def until(process: subprocess.Popen[str], wanted: Callable[[str], bool]) -> None:
+def until(process: subprocess.Popen[str], wanted: str) -> None:
+    """Wait for a line with this text."""
     assert process.stdout is not None
-    printed = []
-    for line in process.stdout:
-        printed.append(line)
-        if wanted(line):
-            return
-    raise AssertionError("".join(printed))
+    printed = ""
+    while wanted not in printed:
+        printed += (line := process.stdout.readline())
+        assert line, printed

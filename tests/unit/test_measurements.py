@@ -77,16 +77,15 @@ def test_measurements_are_collected_and_gaps_are_named(tmp_path: Path) -> None:
     assert [span_text(numbers) for numbers in ([], [3], [0, 1, 2, 5], [1, 3, 4])] == ["", "3", "0-2, 5", "1, 3-4"]
 
 
-NUMBERS = {name: number for number, name in enumerate(f.name for f in fields(UpdateStats))}
+NUMBERS = {field.name: number for number, field in enumerate(fields(UpdateStats))}
 STATS = UpdateStats(**NUMBERS)  # type: ignore[arg-type]
-SEQUENCE = TrainingSequence(
-    [1], [2, 3], np.ones(2, np.float32), np.zeros(2, np.float32), np.ones(2, dtype=bool), group="0"
-)
 ROLLOUTS = Batch([rollout_with([2, 3])], [{}], [], "digest", np.zeros(0), [])
 
 
 def metrics_of(batch: Batch | None = ROLLOUTS, **stats: float) -> IterationMetrics:
-    learnt = Learnt([SEQUENCE], digest="digest", batch=batch)
+    ones = np.ones(2, np.float32)
+    sequence = TrainingSequence([1], [2, 3], ones, 0 * ones, np.ones(2, dtype=bool), group="0")
+    learnt = Learnt([sequence], digest="digest", batch=batch)
     return iteration_metrics(3, learnt, replace(STATS, **stats), Timeline(), {})  # type: ignore[arg-type]
 
 

@@ -74,22 +74,18 @@ def test_nothing_is_unpickled() -> None:
     writes into the run directory and reads itself, is not the package's.)
     """
     refused = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "torch.load", "numpy.load", "np.load"}
-    found: list[str] = []
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = []
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                names = [*(alias.name for alias in node.names), getattr(node, "module", None) or ""]
-            elif isinstance(node, ast.Attribute):
-                names = [node.attr, ast.unparse(node)]
-            bad = [name for name in names if name in refused or name.endswith(("_object", "_object_list"))]
-            found += [f"{path}: {name}" for name in bad]
-    assert not found
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        names = {alias.name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names}
+        names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+        for node in nodes:
+            names |= {node.attr, ast.unparse(node)} if isinstance(node, ast.Attribute) else set()
+        bad = [name for name in names if name in refused or name.endswith(("_object", "_object_list"))]
+        assert not bad, f"{path}: {bad}"
 
 
 def test_a_full_disk_keeps_its_file_when_it_crosses_to_other_ranks() -> None:
     """Its filesystem can be asked then whether bytes or inodes are lacking."""
     failure = OSError(errno.ENOSPC, "No space left on device (on rank 1)", "/shared/weights")
     crossed = _error(json.loads(json.dumps(_record(failure))))
-    assert isinstance(crossed, OSError)
-    assert (crossed.errno, crossed.filename, crossed.strerror) == (failure.errno, failure.filename, failure.strerror)
+    assert (repr(crossed), getattr(crossed, "filename", "")) == (repr(failure), failure.filename)
