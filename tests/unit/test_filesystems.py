@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,15 +30,19 @@ LUSTRE = """\
 """
 
 
-def test_the_mount_of_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mount_of_a_path() -> None:
     for path, found in (
         ("/usr/bin", ("/", "ext4", "/dev/vda1")), ("/homework", ("/", "ext4", "/dev/vda1")),
         ("/home/me", ("/home", "nfs4", "filer:/export/home")),
         ("/scratch/with space/x", ("/scratch/with space", "tmpfs", "tmpfs")),
     ):  # fmt: skip
         assert filesystems.mount_of(Path(path), MOUNTS) == found
-    in_any_encoding = b"43 22 0:43 / /\xe9t\xe9\xe2\x80\xa8a rw - fuse.sshfs me@h:/ rw\n"
-    (tmp_path / "mountinfo").write_bytes(MOUNTS.encode() + in_any_encoding)
+
+
+def test_mounts_with_names_in_any_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mountinfo").write_bytes(
+        MOUNTS.encode() + b"43 22 0:43 / /\xe9t\xe9\xe2\x80\xa8a rw - fuse.sshfs me@h:/ rw\n"
+    )
     monkeypatch.setattr(filesystems, "MOUNTS", tmp_path / "mountinfo")
     assert filesystems.filesystem(Path("/usr")).type == "ext4"
 
@@ -95,6 +98,7 @@ def test_a_folder_that_is_mounted_noexec_is_noticed(tmp_path: Path) -> None:
 
 RUN, NODE = "the run directory", "the folder for temporary files"
 TRIED = {RUN: OPERATIONS, NODE: (*SCRATCH, *SOCKETS)}
+COPIES = {("os.link", "run/weights.py")}  # what is copied where it cannot be linked
 USES: dict[str, tuple[str, dict[str, str]]] = {
     "fcntl.flock": ("lock", {"inference/compiled_code.py": NODE, "run/turns.py": NODE}),
     ".symlink_to": ("symbolic link", {"inference/server_start.py": NODE}),
@@ -107,32 +111,47 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
 """By what the package calls on nodes: the operation that tries it, and the place where each module does it."""
 ANYWHERE = {".rename": "rename of folders", ".replace": "rename", ".chmod": "owner and mode"}
 """The same for what is tried in both places."""
-OTHER_WAYS = {
-    "fcntl.lockf", "mmap.mmap", "os.chown", "os.copy_file_range", "os.mkfifo", "os.mknod", "os.posix_fallocate",
-    "os.rename", "os.renames", "os.replace", "os.sendfile", "os.setxattr", "os.symlink", "os.truncate",
-    "socket.AF_INET6", ".hardlink_to", ".mkfifo",
-}  # fmt: skip
-"""What filesystems and nodes may lack, and no run uses: who begins to has `filesystems` try it."""
+NEEDS_NOTHING = {
+    "os": "DirEntry PathLike P_PID WEXITED WNOHANG WNOWAIT _exit access close cpu_count environ "
+    "fdopen fsdecode fsencode fstat getegid geteuid getgroups getpgid getpid getppid getuid getxattr kill killpg lstat "
+    "memfd_create nice open path pathsep pread pwrite read register_at_fork scandir sched_getaffinity stat statvfs "
+    "strerror sysconf terminal_size umask uname utime waitid walk write "
+    "O_APPEND O_ASYNC O_CREAT O_DIRECTORY O_NOFOLLOW O_NONBLOCK O_PATH O_RDONLY O_RDWR O_WRONLY R_OK "
+    "W_OK readlink stat_result",
+    "fcntl": "LOCK_EX LOCK_NB LOCK_SH LOCK_UN F_GETFL F_SETFL F_SETOWN fcntl ioctl",
+    "socket": "SOCK_DGRAM SOCK_STREAM SOL_SOCKET SO_PEERCRED gethostname if_nameindex inet_ntoa socket",
+    "ctypes": "CDLL byref c_int create_string_buffer get_errno",
+    "multiprocessing": "get_context parent_process",
+}
+"""What works wherever Python does, or is checked otherwise."""
+PATHS = {"rename", "hardlink_to", "symlink_to", "chmod", "mkfifo"}
 COMMANDS_OF_A_PERSON = ("cli/", "images.py", "cluster/", "datasets/", "hub.py")
 
 
-def uses() -> Iterator[tuple[str, str]]:
-    """What each module does that a filesystem or a node may lack."""
-    package = Path(mrt_hpc.__file__).parent
+def uses() -> set[tuple[str, str]]:
+    package, found = Path(mrt_hpc.__file__).parent, set()
     for file in package.rglob("*.py"):
-        module, tree = str(file.relative_to(package)), ast.parse(file.read_text())
-        attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-        names = {f".{node.attr}" for node in attributes}
-        names |= {f"{node.value.id}.{node.attr}" for node in attributes if isinstance(node.value, ast.Name)}
+        module = str(file.relative_to(package))
         if not module.startswith(COMMANDS_OF_A_PERSON):
-            yield from ((name, module) for name in names & {*USES, *OTHER_WAYS})
+            found |= {(call, module) for node in ast.walk(ast.parse(file.read_text())) if (call := _call(node))}
+    return found
+
+
+def _call(node: ast.AST) -> str:
+    match node:
+        case ast.Attribute(value=ast.Name(id=module), attr=name) if module in {*NEEDS_NOTHING, "mmap"}:
+            return "" if name in NEEDS_NOTHING.get(module, "").split() else f"{module}.{name}"
+        case ast.Call(func=ast.Attribute(attr="replace"), args=[_], keywords=[]):
+            return ".replace"
+        case ast.Call(func=ast.Attribute(attr=name)) if name in PATHS:
+            return f".{name}"
+    return ""
 
 
 def test_doctor_tries_whatever_a_run_needs_of_a_node() -> None:
-    """A new way to use the system has a trial in `filesystems`."""
+    """A new way to use the system has a trial in `filesystems`, or is listed as one that needs none."""
     listed = {(call, module) for call, (_, modules) in USES.items() for module in modules}
-    listed |= {("os.link", "run/weights.py")}  # what is copied where it cannot be linked
-    assert {*uses()} == listed
+    assert {(call, module) for call, module in uses() if call not in ANYWHERE} == listed | COPIES
     needed = {(name, place) for name in ANYWHERE.values() for place in TRIED}
     needed |= {(name, place) for name, modules in USES.values() for place in modules.values()}
     assert needed <= {(name, place) for place, operations in TRIED.items() for name, _, _ in operations}

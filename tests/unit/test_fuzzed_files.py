@@ -18,12 +18,8 @@ from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from basics import QUICKSTART, ROOT, TRAINER
 from click.testing import CliRunner
-from data_files import json_lines
-from safetensors.numpy import save_file
 from synthetic_run import Shape, SyntheticRun
 
 from mrt_hpc.attempt.ledger import record_site, record_submission
@@ -42,8 +38,15 @@ from mrt_hpc.run.leases import Heart
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 
-SITE = ROOT / "slurm/sites/example.yaml"
+ROOT = Path(__file__).parents[2]
+RECIPES = [ROOT / "recipes" / name for name in ("quickstart.yaml", "mrt.yaml", "mrt_online.yaml")]
+LOOKS = (["status"], ["explain"], ["cost"], ["status", "--json"])
+"""What is typed after each mutation of a file of a run; ``runs`` is asked for the folder of the run."""
+TRAINER = "segment-000.trainer"
 LONGEST_S = 60.0  # within which a command must answer
+MUTATIONS = 6
+OF_USERS = {"recipe": 8 * MUTATIONS, "profile": 2 * MUTATIONS, "data": 20 * MUTATIONS, "model": 20 * MUTATIONS}
+"""The mutations of each kind of file that users write; of each kind of file of a run there are less."""
 MANY, _, SEED = os.environ.get("MRT_HPC_FUZZ", ",tests").partition(",")
 WRONG: list[Any] = [
     None, True, -1, 0, 2**64, 10**400, 1.5, 1e308, float("inf"), float("nan"), "", "\0", "x" * 5000, "/", "../..",
@@ -60,28 +63,38 @@ NO_FILES = ("pipe", "folder", "circle", "device", "nothing", "socket")
 
 
 @contextmanager
-def bounded() -> Iterator[None]:
-    """Limit the memory of this process during the block, and raise where that takes too long."""
+def little_memory() -> Iterator[None]:
+    """Limit the memory of this process during the block."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raise where the block takes longer."""
 
     def late(*_: object) -> None:
-        raise TimeoutError(f"no answer within {LONGEST_S:g} s")
+        raise TimeoutError(f"no answer within {seconds:g} s")
 
-    memory, alarm = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGALRM, late)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, memory[1]))
-    signal.setitimer(signal.ITIMER_REAL, LONGEST_S)
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, alarm)
-        resource.setrlimit(resource.RLIMIT_AS, memory)
+        signal.signal(signal.SIGALRM, before)
 
 
 def answers(words: list[str]) -> str:
     """What a command prints; it ends well, or with an error in words."""
-    with bounded():
+    with within(LONGEST_S), little_memory():
         result = CliRunner().invoke(main, words)
-    assert result.exception is None or isinstance(result.exception, SystemExit), (words, repr(result.exception))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise AssertionError(f"mrt-hpc {' '.join(words)}: {result.exception!r}") from result.exception
     assert "Traceback" not in result.output, words
     return result.output
 
@@ -163,12 +176,18 @@ def mutated(path: Path, name: str) -> Iterator[None]:
             if kind == "no file":
                 no_file(path, kind := draw.choice(NO_FILES))
         shown = path.read_bytes()[:300] if kind in ("value", "bytes") else b""
-        try:
+        with blamed(name, f"{kind} of {path}: {shown!r}"):
             yield
-        except UserError:
-            pass
-        except Exception as error:
-            raise AssertionError(f"seed {name}, {kind} of {path}: {shown!r}: {error!r}") from error
+
+
+@contextmanager
+def blamed(name: str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        pass
+    except Exception as error:
+        raise AssertionError(f"seed {name}, {what}: {error!r}") from error
 
 
 # -- a run with a file of each kind
@@ -193,8 +212,8 @@ def a_run(root: Path) -> None:
         {"kind": EventKind.GROUP_COMMITTED, "rollout_tokens": 9},
         {"kind": EventKind.TASK_ENDED, "outcome": "gave back", **where},
     ]  # fmt: skip
-    lines = [{"time": 1.75e9 + n, **event} for n, event in enumerate(events)]
-    event_file(layout.events, TRAINER, 0, 0, "12.0").write_bytes(json_lines(lines))
+    lines = [json.dumps({"time": 1.75e9 + n, **event}) for n, event in enumerate(events)]
+    event_file(layout.events, TRAINER, 0, 0, "12.0").write_text("".join(f"{line}\n" for line in lines))
     files, fork = files_of(layout), {"run": "/r", "recipe": "r", "version": 0, "digest": "d", "changes": [], "data": []}
     files["claim"].write_text(json.dumps({"pid": os.getpid(), "started": "1", "host": "elsewhere"}))
     files["fork"].write_text(json.dumps(fork))
@@ -216,10 +235,10 @@ def files_of(layout: RunLayout) -> dict[str, Path]:
 
 
 def look(layout: RunLayout, *, reports: bool = False) -> None:
-    """Type what reads a run, and ``runs`` for its folder; reports take seconds."""
+    """Type what reads a run; reports take seconds."""
     run = str(layout.root)
-    for words in (["status", run], ["explain", run], ["cost", run], ["status", run, "--json"]):
-        answers(words)
+    for words in LOOKS:
+        answers([words[0], run, *words[1:]])
     told = answers(["runs", str(layout.root.parent)])
     assert "next: mrt-hpc status" in told or "no runs in" in told, told
     if reports:
@@ -234,9 +253,11 @@ READ: dict[str, Callable[[Path], bool]] = {
     "recipe": lambda path: isinstance(load_recipe(path), Recipe),
     "site": lambda path: isinstance(load_site(path), LocalSite | SlurmSite),
 }
+DAMAGES = 25  # of each of these
 
 
 KINDS = sorted(files_of(RunLayout(Path("run"))))
+
 
 # -- what users write
 
@@ -251,14 +272,41 @@ def a_model(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "tokenizer.json").write_text("{}")
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    save_file({"w": np.zeros(1, np.float32)}, directory / "model.safetensors")
+    head = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (directory / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(4))
 
 
 def check_model(directory: Path) -> None:
     files = ModelFiles(directory, "model.path")
     for check in (lambda: files.check(100), lambda: files.check_division(2), lambda: files.check_sharing(2)):
-        with suppress(UserError), bounded():
+        with suppress(UserError), within(LONGEST_S):
             check()
+
+
+def plan_with_wrong_settings(folder: Path, kind: str, name: str) -> None:
+    """Set a field of a recipe, or of the profile of a site, to what makes no sense, and plan."""
+    draw, recipe, site = random.Random(name), folder / "recipe.yaml", folder / "site.yaml"
+    source = draw.choice(RECIPES) if kind == "recipe" else ROOT / "slurm/sites/example.yaml"
+    shutil.copy(RECIPES[0], recipe)
+    lines = source.read_text().splitlines()
+    at = draw.choice([n for n, line in enumerate(lines) if ":" in line and not line.lstrip().startswith("#")])
+    try:
+        value = json.dumps(draw.choice(WRONG))
+    except ValueError:
+        return
+    lines[at] = f"{lines[at].partition(':')[0]}: {value}"
+    (recipe if kind == "recipe" else site).write_text("\n".join(lines) + "\n")
+    with blamed(name, f"{source.name} line {at + 1} is {lines[at][:200]!r}"):
+        answers(["plan", str(recipe), "--site", "local" if kind == "recipe" else str(site)])
+
+
+def a_place(folder: Path) -> Path:
+    """A folder with a file of each kind."""
+    a_run(folder)
+    a_model(folder / "model")
+    rows = [{"id": f"p{i}", "problem": f"What is {i}?", "answer": str(i)} for i in range(5)]
+    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
 
 
 def fuzz(place: Path, kind: str, name: str, *, reports: bool = False) -> None:
@@ -270,9 +318,11 @@ def fuzz(place: Path, kind: str, name: str, *, reports: bool = False) -> None:
     elif kind == "model":
         with mutated(random.Random(f"{name}/file").choice(sorted((place / "model").glob("*.json"))), name):
             check_model(place / "model")
-    else:
-        with mutated(place / "problems.jsonl", name), bounded():
+    elif kind == "data":
+        with mutated(place / "problems.jsonl", name), within(LONGEST_S):
             read_problems(place / "problems.jsonl")
+    else:
+        plan_with_wrong_settings(place, kind, name)
 
 
 # -- the tests
@@ -280,14 +330,7 @@ def fuzz(place: Path, kind: str, name: str, *, reports: bool = False) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a file of each kind."""
-    folder = tmp_path_factory.mktemp("fuzzed")
-    a_run(folder)
-    a_model(folder / "model")
-    (folder / "problems.jsonl").write_bytes(
-        json_lines([{"id": f"p{i}", "problem": f"What is {i}?", "answer": str(i)} for i in range(5)])
-    )
-    return folder
+    return a_place(tmp_path_factory.mktemp("fuzzed"))
 
 
 @pytest.fixture
@@ -302,15 +345,21 @@ def no_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def test_files_without_damage_are_read_without_a_fault(place: Path, layout: RunLayout) -> None:
+    assert "cannot be read" not in answers(["runs", str(layout.root.parent)])
+    assert all(path.is_file() for path in files_of(layout).values())
+    assert len(read_problems(place / "problems.jsonl")) == 5
+
+
 @pytest.mark.parametrize("kind", READ)
 def test_a_damaged_file_is_refused_by_its_name_or_is_another_valid_one(
     place: Path, layout: RunLayout, kind: str, tmp_path: Path
 ) -> None:
-    of_users = {"recipe": QUICKSTART, "site": SITE, "problems": place / "problems.jsonl"}
-    source = {**files_of(layout), **of_users}[kind]
+    of_users = {"recipe": RECIPES[0], "site": ROOT / "slurm/sites/example.yaml", "problems": place / "problems.jsonl"}
+    source = {**of_users, "plan": layout.plan, "lock": layout.recipe_lock}[kind]
     lines = [line for line in source.read_bytes().splitlines(keepends=True) if not line.lstrip().startswith(b"#")]
     whole, path = b"".join(lines), tmp_path / source.name
-    for number in range(int(MANY or 25)):
+    for number in range(int(MANY or DAMAGES)):
         draw = random.Random(f"{SEED}/{kind}/{number}")
         at, line = draw.randrange(len(whole)), draw.randrange(len(lines))
         put_in = whole[:at] + draw.choice(YAML) + whole[at:]
@@ -323,9 +372,9 @@ def test_a_damaged_file_is_refused_by_its_name_or_is_another_valid_one(
             assert str(path) in error.message(), number
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "data", "model"])
+@pytest.mark.parametrize("kind", [*KINDS, *OF_USERS])
 def test_no_damage_ends_in_a_traceback(place: Path, kind: str) -> None:
-    for number in range(int(MANY or (6 if kind in KINDS else 120))):
+    for number in range(int(MANY or OF_USERS.get(kind, MUTATIONS))):
         fuzz(place, kind, f"{SEED}/{kind}/{number}", reports=bool(MANY))
 
 
@@ -375,29 +424,35 @@ def test_a_damaged_event_is_named(layout: RunLayout) -> None:
     """And the rest is reckoned; these ended ``cost`` with a traceback."""
     path = files_of(layout)["events"]
     for kind, field, value in (
-        (EventKind.TASK_STARTED, "time", "now"), (EventKind.TASK_STARTED, "earlier", {}),
-        (EventKind.TASK_STARTED, "job", None), (EventKind.USE, "use", "resting"), (EventKind.TASK_ENDED, "outcome", 7),
+        *((EventKind.TASK_STARTED, *it) for it in (("time", "now"), ("rank", []), ("earlier", {}), ("job", None))),
+        (EventKind.USE, "use", "resting"),
+        (EventKind.TASK_ENDED, "outcome", 7),
         (EventKind.GROUP_COMMITTED, "rollout_tokens", "9"),
-    ):  # fmt: skip
+    ):
         with restored(path) as before:
             events = [json.loads(line) for line in before.splitlines()]
             changed = [{**event, field: value} if event["kind"] == kind else event for event in events]
-            path.write_bytes(json_lines(changed))
+            path.write_text("".join(json.dumps(event) + "\n" for event in changed))
             told = answers(["cost", str(layout.root)])
             assert "an event is damaged" in told and str(path) in told.replace("\n", ""), (kind, field)
             answers(["status", str(layout.root), "--json"])
 
 
-def test_a_number_that_no_model_has_is_refused_in_words(place: Path) -> None:
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("architectures", [float("inf"), [7], [["x"]], {"a": 1}]),
+        ("max_position_embeddings", [10**400, -1]),
+        ("num_attention_heads", [float("nan"), "\0", True]),
+        ("num_key_value_heads", [10**400]),
+        ("rope_scaling", [{"rope_type": "linear", "factor": float("nan")}, {"type": "ntk", "factor": "x"}]),
+    ],
+)
+def test_a_number_that_no_model_has_is_refused_in_words(place: Path, field: str, values: list[object]) -> None:
     path = place / "model" / "config.json"
-    files = ModelFiles(path.parent, "model.path")
-    for field, value in (
-        ("architectures", float("inf")), ("architectures", [7]), ("max_position_embeddings", 10**400),
-        ("max_position_embeddings", -1), ("num_attention_heads", float("nan")), ("num_attention_heads", True),
-        ("num_key_value_heads", "\0"), ("rope_scaling", {"type": "ntk", "factor": "x"}),
-    ):  # fmt: skip
+    for value in values:
         with restored(path) as config, pytest.raises(UserError, match=r"config\.json"):
             path.write_text(json.dumps({**json.loads(config), field: value}))
-            files.check(100)
-            files.check_division(2)
-            pytest.fail(f"{field}: {value!r} is taken")
+            ModelFiles(path.parent, "model.path").check(100)
+            ModelFiles(path.parent, "model.path").check_division(2)
+            pytest.fail(f"{value!r} is taken")
