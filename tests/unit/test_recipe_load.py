@@ -78,6 +78,35 @@ def test_a_field_that_is_gone_does_not_end_a_run_in_which_it_decided_nothing(
     assert f"{section}.{field}" in refusal(read_recipe_lock, path).message()
 
 
+@pytest.mark.parametrize(
+    ("name", "former", "now"),
+    [
+        ("grpo", {"divide_by_std": True}, {"baseline": "group", "normalise": "group_std"}),
+        ("length_penalty", {"divide_by_std": False}, {"baseline": "group", "normalise": "none"}),
+        (
+            "mrt_online",
+            {"divide_by_std": True, "normalise_progress": False},
+            {"baseline": "group", "normalise": "outcome_group_std"},
+        ),
+        ("mrt", {"divide_by_std": False, "baseline": "termination"}, {"baseline": "prefix", "normalise": "none"}),
+        ("mrt", {"divide_by_std": True, "baseline": "group"}, {"baseline": "group", "normalise": "outcome_group_std"}),
+    ],
+)
+def test_a_run_that_was_begun_with_divide_by_std_goes_on_with_the_same_advantages(
+    tmp_path: Path, name: str, former: dict[str, object], now: dict[str, object]
+) -> None:
+    path = tmp_path / "recipe.lock.yaml"
+    path.write_text(lock_text(recipe(name)))
+    lock = read_source(path, advice="").data
+    algorithm = lock["recipe"]["algorithm"]
+    for field in ("baseline", "normalise", "credit", "budget_tokens"):
+        algorithm.pop(field, None)
+    algorithm |= former
+    path.write_text(json.dumps(lock))
+    read = read_recipe_lock(path).algorithm.model_dump()
+    assert {field: read[field] for field in now} == now
+
+
 def test_an_unchanged_recipe_goes_on_with_a_run_of_other_defaults() -> None:
     wanted = recipe("length_penalty", "resources.inference.tasks=2")
     changed = wanted.algorithm.model_copy(update={"normalise": "group_std"})
