@@ -53,11 +53,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
     run = canned_run(tmp_path, monkeypatch, "resources.inference.tasks=2")
     run.command("scontrol", "exit 0")
     run.command("scancel", 'cd $(dirname $0); echo "$@" >> cancelled; sed -i "/(|$1|/d" queue')
-    run.command("sbatch", f'for script; do :; done\n{COUNT} cp "$script" script-$n; echo $n')
+    run.command("sbatch", f"{COUNT} echo $n")
     return run
 
 
-def test_a_submission_that_stops_half_way_names_what_it_submitted(run: CannedRun) -> None:
+def test_a_submission_that_stops_names_what_it_submitted(run: CannedRun) -> None:
+    executable(run.commands / "sbatch", f"echo $1 >> {run.commands}/calls; echo 'Invalid account' >&2; exit 1")
+    assert "Invalid account" in str(refusal(submits, run.layout).value)
+    assert {*run.calls} >= {"--test-only"} and "--parsable" not in run.calls, "refused before a job is sent"
     run.command("sbatch", TIMED_OUT)
     refused = refusal(submits, run.layout)
     assert "may be queued all the same" in str(refused) and refused.exit_code is ExitCode.RETRYABLE
@@ -68,14 +71,6 @@ def test_a_submission_that_stops_half_way_names_what_it_submitted(run: CannedRun
     for words in ("unavailable", f"prepare as job 1, {INFERENCE} as job 2", f"left: {TRAINER}, {EVALUATION}, report"):
         assert words in str(refused)
     assert latest_ids(run.layout) == {"prepare": "1", INFERENCE: "2"}
-
-
-def test_a_request_that_slurm_refuses_is_refused_before_a_job_is_sent(run: CannedRun) -> None:
-    executable(run.commands / "sbatch", f"echo $1 >> {run.commands}/calls; echo 'Invalid account' >&2; exit 1")
-    refused = refusal(submits, run.layout)
-    assert "Invalid account" in str(refused.value)
-    assert "--parsable" not in run.calls and "--test-only" in run.calls
-    assert latest_ids(run.layout) == {}
 
 
 def test_a_job_finds_its_call_also_where_nothing_can_be_told(run: CannedRun) -> None:
@@ -98,9 +93,6 @@ def test_accounting_may_be_away(run: CannedRun, monkeypatch: pytest.MonkeyPatch)
     began = time.monotonic()
     assert len([line for line in submits(run.layout) if line.startswith("submitted ")]) == 4, "one runs"
     assert time.monotonic() - began < 20
-    for refuses in ("sacct: error: Connection refused", "sacct: fatal: Bad job/step specified"):
-        run.command("sacct", f"echo '{refuses}' >&2; exit 1")
-        assert queue.queue_states(["12"])["12"].state.name == "RUNNING"
 
 
 @pytest.mark.parametrize("refusals", [1, 9])
@@ -204,8 +196,6 @@ def test_a_difference_from_the_plan_is_found(monkeypatch: pytest.MonkeyPatch) ->
         (TIME, TIME, {}, []),
         (TIME, "TimeLimit=00:20:00", {}, ["time limit"]),
         ("Partition=cpu", "Partition=preempt", {}, ["partition"]),
-        ("Partition=cpu", "Partition=cpu,long", {}, []),
-        ("Partition=cpu", "Partition=preempt", {"partitions": Partitions(cpu="preempt")}, []),
         (MEMORY, "MinMemoryNode=100M", {}, ["memory"]),
         (MEMORY, "MinMemoryNode=0", {}, []),
         (MEMORY, "MinMemoryCPU=1000M", {}, ["memory of a CPU"]),
@@ -252,9 +242,9 @@ def test_the_end_of_a_task_comes_from_slurm(tmp_path: Path) -> None:
         assert task == ("7_3" if "SLURM_ARRAY_JOB_ID" in variables else "9")
 
 
-def test_who_may_start_a_job_again() -> None:
+def test_who_may_start_a_job_again_and_whose_environment_tasks_have() -> None:
     options = {Requeue.ALLOWED: ("requeue", True), Requeue.EXPEDITE: ("requeue", "expedite")}
     for requeue, option in {**options, Requeue.FORBIDDEN: ("no-requeue", True)}.items():
         site = BOX.model_copy(update={"requeue": requeue})
         parameters = sbatch_parameters(job(), site, RunLayout(Path("/run")), waited_for=False)
-        assert option in parameters["additional_parameters"].items()
+        assert option in parameters["additional_parameters"].items() and "--export=ALL" in parameters["srun_args"]

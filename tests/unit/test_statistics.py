@@ -78,7 +78,6 @@ def test_wilson_by_hand() -> None:
         assert interval(wilson(right, of))[1:] == pytest.approx((low, high), abs=5e-5)
     assert pass_at_1([[1], [0], [0], [1]]) == wilson(2, 4)
     assert pass_at_1([[1, 1], [1, 1], [1, 1]]) == wilson(3, 3)
-    assert pass_at_1([[0, 0], [0, 0]]) == wilson(0, 2)
     assert pass_at_1([[1, 0]]) == wilson(0.5, 1)
     nothing: list[list[list[float]]] = [[], [[]], [[1.0], []]]
     for rewards in nothing:

@@ -26,7 +26,7 @@ from mrt_hpc.recipe.sections import Grading, SmallWorldProblems
 from mrt_hpc.roles import evaluation
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.sampling.serving import OwnServers
-from mrt_hpc.roles.stored_parts import StoredParts, StoredSamples, grader_of, samples_of, write_results
+from mrt_hpc.roles.stored_parts import StoredParts, grader_of, samples_of, write_results
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.evaluation_settings import Fingerprint, fingerprint_of
@@ -220,14 +220,11 @@ def test_damaged_samples_are_set_aside_and_lack_again(tmp_path: Path, shared: bo
     assert parts.lacking_positions([0, 2]) == {BOTH: [2]}
     place = parts.store.directory if shared else parts.task.layout.root
     assert len([*(place / "set_aside").rglob("rollouts.parquet")]) == 1
-    told = list(read_events(parts.task.layout.events, EventKind.SET_ASIDE))
-    assert len(told) == (0 if shared else 1)
+    assert len(read_events(parts.task.layout.events, EventKind.SET_ASIDE)) == (0 if shared else 1)
     assert parts._readable(damaged, [0]) is None, "another task has moved it"
 
 
 OTHERS: dict[str, Callable[[list[Rollout]], Sampled]] = {
-    "none": lambda _: sampled(),
-    "too few": lambda right: sampled(right[0]),
     "one twice": lambda right: sampled(right[0], right[0]),
     "too many": lambda right: sampled(*right, replace(right[0], sample=2)),
     "another problem": lambda right: sampled(*(replace(r, problem_id="of another") for r in right)),
@@ -292,20 +289,13 @@ def test_what_decides_verdicts_makes_another_grader(own_module: Path) -> None:
         return grader_of(recipe, recipe.benchmark("b"))
 
     rule = "evaluation.benchmarks.0.problems.extraction"
-    others = (f"{rule}=any_box", f"{rule}=last_mathematics", "grading.strict=false", "grading.time_limit_s=9")
-    assert len({digest(), *map(digest, others)}) == 5
+    assert len({digest(), *map(digest, (f"{rule}=any_box", "grading.strict=false", "grading.time_limit_s=9"))}) == 4
     assert {digest(), digest(f"{rule}=after_thought"), digest("grading.processes=2")} == {digest()}
 
-    def own() -> str:
-        problems = SmallWorldProblems.model_validate({"verifier": "own_of_results:same"})
-        return grader_digest(verifier_of(problems, Grading()), 5.0, 1.0)
-
-    before, text = own(), own_module.read_text()
-    documented = text.replace("    return answer ==", '    """Whether both are the same."""\n    return answer ==')
-    own_module.write_text(f'"""A module."""  # a comment\n\n{documented}')
-    assert own() == before, "docstrings and comments are no code"
-    own_module.write_text(documented.replace("answer == gold", "answer.lower() == gold"))
-    assert own() != before
+    verifier = verifier_of(SmallWorldProblems.model_validate({"verifier": "own_of_results:same"}), Grading())
+    before = grader_digest(verifier, 5.0, 1.0)
+    own_module.write_text(OWN.replace("    return", '    """Whether both are the same."""  # a comment\n    return'))
+    assert grader_digest(verifier, 5.0, 1.0) == before, "docstrings and comments are no code"
 
 
 def test_a_changed_way_of_evaluating_of_the_user_is_another_fingerprint(one: StoredParts, own_module: Path) -> None:
@@ -318,45 +308,29 @@ def test_a_changed_way_of_evaluating_of_the_user_is_another_fingerprint(one: Sto
     assert digest() != before
 
 
-GRADER, OTHER = "a" * 64, "b" * 64
-"""The digests of two graders."""
-FIELDS = {
-    "method": 1, "weights": "w", "benchmark": "held-out", "problems": "p", "seed": 0, "sampling": {"temperature": 0.6},
-    "mode": {}, "episodes": {}, "prover": None, "dtype": "bfloat16", "code": {}, "engine": {"vllm": "0.32.0"},
-}  # fmt: skip
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> StoredSamples:
-    return StoredSamples.of(tmp_path, Fingerprint.model_validate(FIELDS))
-
-
-def samples_numbered(numbers: range, problem: str = "p") -> Sampled:
-    return sampled(*(rollout(problem, number) for number in numbers))
-
-
-def test_each_field_makes_another_fingerprint_and_the_folder_names_them_all(store: StoredSamples) -> None:
-    mine = Fingerprint.model_validate(json.loads(store.readable_fingerprint.read_text()))
-    assert mine == Fingerprint.model_validate(FIELDS)
+def test_each_field_makes_another_fingerprint_and_the_folder_names_them_all(one: StoredParts) -> None:
+    mine = Fingerprint.model_validate(json.loads(one.store.readable_fingerprint.read_text()))
+    assert mine.digest == fingerprint_of(one.task.layout, one.task.experiment, one.benchmark, "digest").digest
     others = {str: "another", int: 9}
-    changed = [mine.model_copy(update={n: others.get(type(v), {"a": "b"})}) for n, v in FIELDS.items()]
-    assert FIELDS.keys() == Fingerprint.model_fields.keys()
-    assert len({one.digest for one in (mine, *changed)}) == 1 + len(changed)
+    changed = [mine.model_copy(update={name: others.get(type(value), {"a": "b"})}) for name, value in mine]
+    assert len({each.digest for each in (mine, *changed)}) == 1 + len(Fingerprint.model_fields)
 
 
-def test_a_batch_is_written_once_and_verdicts_of_the_wanted_grader_are_preferred(store: StoredSamples) -> None:
-    assert store.commit(0, range(2), samples_numbered(range(2)), OTHER)
-    assert not store.commit(0, range(2), samples_numbered(range(2), "late"), OTHER)
-    ((first, numbers),) = store.choose_batches(0, 2, GRADER)
-    assert {r.problem_id for r in store.read(first, numbers, "p").rollouts} == {"p"}
-    assert first.grader == OTHER[:12]
-    store.commit(0, range(2), samples_numbered(range(2)), GRADER)
-    for grader in (GRADER, OTHER):
+def test_a_batch_is_written_once_and_verdicts_of_the_wanted_grader_are_preferred(one: StoredParts) -> None:
+    store, other = one.store, "b" * 64
+    assert store.commit(0, BOTH, batch(one, 0), other)
+    assert not store.commit(0, BOTH, batch(one, 2), other)
+    ((first, numbers),) = store.choose_batches(0, 2, one.grader)
+    problem = batch(one, 0).rollouts[0].problem_id
+    assert {r.problem_id for r in store.read(first, numbers, problem).rollouts} == {problem}
+    assert first.grader == other[:12]
+    store.commit(0, BOTH, batch(one, 0), one.grader)
+    for grader in (one.grader, other):
         assert [b.grader for b, _ in store.choose_batches(0, 2, grader)] == [grader[:12]]
 
 
 def test_some_samples_of_a_batch_have_their_own_counts_and_all_of_their_stages() -> None:
-    some = samples_of(samples_numbered(range(5)), [1, 3])
+    some = samples_of(sampled(*(rollout("p", number) for number in range(5))), [1, 3])
     assert [r.sample for r in some.rollouts] == [1, 3]
     assert (some.statistics.rollouts, some.statistics.rollout_tokens) == (2, 6)
     rounds = [replace(rollout("p", number), stage=number % 3, stages=3) for number in range(6)]

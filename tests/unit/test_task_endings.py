@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -21,7 +20,7 @@ from mrt_hpc.attempt import signals
 from mrt_hpc.attempt.early_end import settle
 from mrt_hpc.attempt.entry import attempt, ending_of
 from mrt_hpc.attempt.ledger import record_submission
-from mrt_hpc.attempt.next_state import MOST_RETURNS, Ending, EndKind, next_state, stop_message
+from mrt_hpc.attempt.next_state import MOST_RETURNS, Ending, EndKind, next_state
 from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.plan.jobs import Role
@@ -65,16 +64,13 @@ BY_ROLE = {
     "full": (error_of(ExitCode.GIVE_BACK), (TaskState.GAVE_BACK, 1, 3), (TaskState.GAVE_BACK, 0, 0)),
     "stopped": (Interrupted(143), (TaskState.STOPPED, 1, 2), (TaskState.STOPPED, 0, 0)),
     "Ctrl-C": (KeyboardInterrupt(), (TaskState.STOPPED, 1, 2), (TaskState.STOPPED, 0, 0)),
-    "may be tried again": (error_of(ExitCode.RETRYABLE), (TaskState.RETRYING, 2, 2), (TaskState.RETRYING, 1, 2)),
     "failed": (RuntimeError("why"), (TaskState.RETRYING, 2, 2), (TaskState.RETRYING, 1, 2)),
     "fatal": (error_of(ExitCode.FATAL), (TaskState.FAILED, 2, 2), (TaskState.FAILED, 1, 2)),
 }
 """How a role ends, and the record then (state, failures, returns) where it has finished nothing, and something."""
 BY_CODE = {
     137: ((TaskState.RETRYING, 2, 2), (TaskState.RETRYING, 1, 2)),
-    0: ((TaskState.RETRYING, 2, 2), (TaskState.RETRYING, 1, 2)),
     143: ((TaskState.STOPPED, 1, 3), (TaskState.STOPPED, 0, 0)),
-    142: ((TaskState.STOPPED, 1, 3), (TaskState.STOPPED, 0, 0)),
     int(ExitCode.GIVE_BACK): ((TaskState.GAVE_BACK, 1, 3), (TaskState.GAVE_BACK, 0, 0)),
 }
 """The same of an attempt that recorded no end, by its exit code."""
@@ -168,8 +164,7 @@ def test_a_later_attempt_speaks_for_itself_alone(tmp_path: Path, later: str, min
 def test_how_the_ranks_of_an_attempt_ended_is_found_in_its_events(tmp_path: Path) -> None:
     layout = bare_run(tmp_path)
     for rank, outcome in enumerate(("stopped", "retrying")):
-        log = EventLog(event_file(layout.events, "failed", 0, rank, "7.1"))
-        log.emit(EventKind.TASK_ENDED, outcome=outcome)
+        EventLog(event_file(layout.events, "failed", 0, rank, "7.1")).emit(EventKind.TASK_ENDED, outcome=outcome)
     write_task(layout, "failed", 0, RUNNING)
     after = settle(layout, "failed", 0, "7.1", 143, retries=3)
     assert (after.state, after.failures) == (TaskState.RETRYING, 2), "not hidden by the rank that was told to leave"
@@ -227,49 +222,32 @@ def test_signals_become_requests_and_a_safe_point_is_waited_for_while_there_is_t
         signal.sigtimedwait([], 20)  # until the alarm comes
 
 
-def counting(*counts: int | None, unfinished: int = 1, tokens: int = 0) -> Mock:
-    """A server whose counters take these values one after the other, and a client of it."""
+def first_tokens(one: Task, *counts: int | None, unfinished: int = 1, tokens: int = 0) -> tuple[list[float], int]:
+    """The recorded times, of a server whose counters take these values one after the other; and how many were read."""
     server = Mock(unfinished=unfinished, generated_tokens=tokens)
-    server.each, server.control.tokens_done.side_effect = (server,), counts
-    return server
+    server.control.tokens_done.side_effect = counts
 
-
-@pytest.fixture
-def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(serving, "LOOK_EVERY_S", 0.001)
-    return task(tmp_path)
-
-
-def first_tokens(one: Any, server: Any, client: Any) -> list[float]:
     async def watched() -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(5 if server.unfinished else 0.05):
-                await record_first_token(one, server, client)
+            async with asyncio.timeout(5 if unfinished else 0.05):
+                await record_first_token(one, server, server)
 
     asyncio.run(watched())
-    return [event["seconds"] for event in read_events(one.layout.events, EventKind.FIRST_TOKEN)]
+    times = [event["seconds"] for event in read_events(one.layout.events, EventKind.FIRST_TOKEN)]
+    return times, server.control.tokens_done.call_count
 
 
-def test_the_first_token_is_written_once_when_the_counters_move(one: Any) -> None:
-    counts = (0, None, 0, 4)
-    server, again = counting(*counts), counting(9)
-    (seconds,) = first_tokens(one, server, server)
-    assert server.control.tokens_done.call_count == len(counts), "it was written before the counters had moved"
-    assert 0 < seconds <= one.age_s
-    assert len(first_tokens(one, again, server)) == 1
-    again.control.tokens_done.assert_not_called()
-
-
-@pytest.mark.parametrize(("tokens", "events"), [(0, 0), (3, 1)])
-def test_a_server_without_work_is_left_alone(one: Any, tokens: int, events: int) -> None:
-    idle = counting(unfinished=0, tokens=tokens)
-    assert len(first_tokens(one, idle, idle)) == events
-    idle.control.tokens_done.assert_not_called()
-
-
-def test_only_a_job_of_a_queue_is_queued_again() -> None:
-    assert "queues it again" in stop_message("13.0")
-    assert "queue" not in stop_message("a") and "mrt-hpc submit RUN" in stop_message("a")
+def test_the_first_token_is_written_once_when_the_counters_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "LOOK_EVERY_S", 0.001)
+    one = task(tmp_path / "one")
+    assert first_tokens(one, unfinished=0) == ([], 0), "a server without work is left alone"
+    (seconds,), read = first_tokens(one, 0, None, 0, 4)
+    assert (read, 0 < seconds <= one.age_s) == (4, True), "it was not written before the counters had moved"
+    assert first_tokens(one, 9) == ([seconds], 0)
+    (_,), read = first_tokens(task(tmp_path / "other"), unfinished=0, tokens=3)
+    assert read == 0, "all work has ended between two looks"
 
 
 def test_a_task_that_finishes_nothing_is_told_which_limit_to_raise(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
     layout = SyntheticRun(tmp_path_factory.mktemp("seen") / "run", Shape(4, 2, problems=4, paragraphs=1)).write()
     shutil.rmtree(layout.weights)
     publish_models(layout, 0, 4)
+    (layout.root.parent / "problems.jsonl").write_text('{"id": "a", "problem": "1+1", "answer": "2"}\n' * 2)
     return layout
 
 
@@ -54,12 +55,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
 
 def writers(path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text())
-    rich = {
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rich")
-        for alias in node.names
-    }
+    from_rich = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and f"{n.module}".startswith("rich")]
+    rich = {alias.name for node in from_rich for alias in node.names}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
@@ -120,35 +117,28 @@ def test_no_name_of_a_folder_controls_a_terminal_or_hides_others(finished: RunLa
 # -- pipes, colours, widths
 
 
-def tables(run: Path, data: Path) -> list[list[object]]:
+def tables(run: Path) -> list[list[object]]:
     return [
         ["traces", run], ["plan", "quickstart"], ["plan", run], ["status", run], ["cost", run], ["compare", run],
-        ["runs", run.parent], ["recipes", "list"], ["data", "check", data], ["data", "fetch", "--list"],
+        ["runs", run.parent], ["recipes", "list"], ["data", "check", "problems.jsonl"], ["data", "fetch", "--list"],
         ["analyze", "--list"], ["eval", run, "--suite", "small_world", "--plan"], ["explain", run],
         ["fields", "algorithm"], ["doctor"], ["compare", run, "--published"], ["clean", run],
         ["status", run, "--json"], ["plan", "quickstart", "--json"], ["--help"], ["status", "--help"], ["logs", run],
     ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "problems.jsonl"
-    path.write_text('{"id": "a", "problem": "1+1", "answer": "2"}\n' * 2)
-    return path
-
-
-def test_into_a_pipe_that_nothing_reads_a_command_ends_in_silence(finished: RunLayout, data: Path) -> None:
+def test_into_a_pipe_that_nothing_reads_a_command_ends_in_silence(finished: RunLayout) -> None:
     (finished.logs / "prepare").mkdir(parents=True, exist_ok=True)
     (finished.logs / "prepare" / "1_0_log.out").write_text("begun\n")
-    commands = tables(finished.root, data)
+    commands = tables(finished.root)
     for command, (code, errors) in zip(commands, into_a_closed_pipe(*commands, here=finished.root.parent), strict=True):
         notices = [line for line in errors.splitlines() if not line.startswith(("recipe: ", "the tasks run", "site"))]
         assert (code, notices) == (ExitCode.CLOSED_PIPE, []), command
 
 
 def test_a_closed_pipe_leaves_no_word_at_the_end_of_the_process(finished: RunLayout) -> None:
-    command = f"{sys.executable} -m mrt_hpc runs {finished.root.parent} 2>&1 >&3 3>&- | cat"
-    script = f"exec 3> >(exec true); sleep 0.3; {command}"
+    runs = f"{sys.executable} -m mrt_hpc runs {finished.root.parent}"
+    script = f"exec 3> >(exec true); sleep 0.3; {runs} 2>&1 >&3 3>&- | cat"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT, check=False, timeout=60)
     assert done.stdout + done.stderr == ""
 
@@ -161,10 +151,10 @@ def test_no_color_is_honoured_by_all_that_is_written(finished: RunLayout) -> Non
 
 
 @pytest.mark.parametrize("columns", [40, 80])
-def test_a_narrow_terminal_loses_no_value(finished: RunLayout, data: Path, columns: int) -> None:
-    commands = [["plan", finished.root], *(command for command in tables(finished.root, data) if command[0] in (
-        "cost", "compare", "runs", "status", "data",
-    ) and not {"--json", "--help"} & {*command})]  # fmt: skip
+def test_a_narrow_terminal_loses_no_value(finished: RunLayout, columns: int) -> None:
+    shown = {"cost", "compare", "runs", "status", "data"}
+    others = [c for c in tables(finished.root) if c[0] in shown and not {"--json", "--help"} & {*c}]
+    commands = [["plan", finished.root], *others]
     environment = {"TERM": "dumb", "here": finished.root.parent}
     wide = on_a_terminal(*commands, columns=400, **environment)
     narrow = on_a_terminal(*commands, columns=columns, **environment)
@@ -184,12 +174,10 @@ def test_a_terminal_without_utf_8_shows_curves_and_bars(finished: RunLayout) -> 
 
 INTERRUPTED = """
 import os, signal, sys
-class Interrupting:
-    def find_spec(self, name, path=None, target=None):
-        if name == "mrt_hpc.cli.analyze":
-            os.kill(os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, Interrupting())
-sys.argv[1:] = ["plan", "quickstart"]
+def interrupt(event, arguments):
+    if event == "import" and arguments[0] == "mrt_hpc.cli.analyze":
+        os.kill(os.getpid(), signal.SIGINT)
+sys.addaudithook(interrupt)
 from mrt_hpc.cli import start
 start()
 """
@@ -200,26 +188,19 @@ def test_ctrl_c_while_the_program_loads_is_no_traceback() -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_what_is_printed_for_programs_is_json(finished: RunLayout, tmp_path: Path) -> None:
-    run = finished.root
-    for words in (
-        ["explain", run],
-        ["traces", run, "-n", "2"],
-        ["traces", run, "--evaluation", "4"],
-        ["fields", "num_generations"],
-        ["judge", "1/2", "0.5", "--recipe", run],
-        ["analyze", "votes", run, "--benchmark", "aime24", "--out", tmp_path / "out"],
-        ["cost", run],
-        ["compare", run],
-    ):
-        assert json.loads(typed(*words, "--json").stdout, parse_constant=pytest.fail), words
-
-
-def test_a_number_that_json_lacks_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_printed_for_programs_is_json(
+    finished: RunLayout, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     echo_json({"a": [float("nan"), (1.5, float("inf"))], "b": "\x9b\u202e"})
     printed = capsys.readouterr().out
-    assert json.loads(printed) == {"a": [None, [1.5, None]], "b": "\x9b\u202e"}
-    assert printed.isascii()
+    assert json.loads(printed) == {"a": [None, [1.5, None]], "b": "\x9b\u202e"} and printed.isascii()
+    run = finished.root
+    for words in (
+        ["explain", run], ["traces", run, "-n", "2"], ["traces", run, "--evaluation", "4"], ["cost", run],
+        ["fields", "num_generations"], ["judge", "1/2", "0.5", "--recipe", run], ["compare", run],
+        ["analyze", "votes", run, "--benchmark", "aime24", "--out", tmp_path / "out"],
+    ):  # fmt: skip
+        assert json.loads(typed(*words, "--json").stdout, parse_constant=pytest.fail), words
 
 
 def test_traces_are_printed_without_what_draws_figures() -> None:

@@ -103,23 +103,20 @@ def test_other_ranks_and_recipes_that_do_not_ask_write_nothing(tmp_path: Path) -
 
 def test_the_report_writes_evaluations_and_what_the_trainer_could_not(tmp_path: Path) -> None:
     task = task_of(tmp_path / "run", TENSORBOARD, "report")
-    with train(task, range(3), attempt=1):
-        pass
+    train(task, range(3), attempt=1).__exit__(None, None, None)
     found = shown(task.layout.training_events)
     assert found["reward_mean"] == [(n, n + 1 / 64) for n in range(3)]
     assert (found["seconds/generation"][0], found["progress_by_episode/1"]) == ((0, 2.0), [(1, 0.25)])
     assert "batch" not in found
     measured(3, attempt=1).write(task.layout.metrics(3))  # the trainer was killed before it had logged this
     evaluate(task, 0, 5)
-    evaluate(task, 20, 15)
-    summary = EvaluationSummary.read(task.layout.evaluation_summary(20, "held-out"))
+    summary = evaluate(task, 20, 15)
     for _ in range(2):
         report_role(task)
         assert shown(task.layout.training_events) == expected(task.layout)
         found = shown(task.layout.evaluation_events)
         assert found["evaluation/held-out/accuracy"] == [(0, 0.125), (20, 0.375)]
         assert len(found) == len(evaluation_row(summary)) - 1
-    assert sorted(path.name for path in task.layout.tensorboard.iterdir()) == ["evaluation", "training"]
 
 
 LOGS_ON_A_FULL_DISK = """
@@ -148,6 +145,7 @@ def test_a_file_that_cannot_be_written_stops_nothing_and_is_made_whole_later(tas
 
 
 def tracked(root: Path) -> Task:
+    """A trainer that W&B was told of."""
     task = task_of(root, WANDB)
     with Tracker.of(task) as tracker:
         tracker.log(METRICS)
@@ -187,7 +185,6 @@ def test_all_directories_go_once_to_one_run_also_after_an_upload_that_failed(tmp
     assert wandb.read_text().split() == told
 
 
-OTHERS_SETTINGS = "[default]\nbase_url = http://127.0.0.1:9\nentity = another\n"
 TRACKS = """
 import sys
 from pathlib import Path
@@ -204,8 +201,8 @@ def test_no_settings_of_the_working_folder_name_the_server(
 ) -> None:
     """A folder that others can write to may hold them."""
     task = tracked(tmp_path / "run")
-    (tmp_path / "work" / "wandb").mkdir(parents=True)
-    (tmp_path / "work" / "wandb" / "settings").write_text(OTHERS_SETTINGS)
+    (settings := tmp_path / "work" / "wandb" / "settings").parent.mkdir(parents=True)
+    settings.write_text("[default]\nbase_url = http://127.0.0.1:9\nentity = another\n")
     monkeypatch.chdir(tmp_path / "work")
     executable(tmp_path / "bin" / "wandb", f"[ ! -e wandb/settings ] || exit 7\n{UPLOADS}")
     sync(task)
@@ -215,15 +212,14 @@ def test_no_settings_of_the_working_folder_name_the_server(
     assert "127.0.0.1:9" not in printed and "another" not in printed
 
 
-@pytest.mark.parametrize("service", ["TensorBoard", "W&B"])
+@pytest.mark.parametrize(("service", "tracks"), [("TensorBoard", TENSORBOARD), ("W&B", WANDB)])
 def test_a_trainer_goes_on_where_a_service_cannot_begin(
-    service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    service: str, tracks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = task_of(tmp_path / "run", TENSORBOARD if service == "TensorBoard" else WANDB)
+    task = task_of(tmp_path / "run", tracks)
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
     task.layout.wandb.write_text("a file where W&B wants a folder")
-    with train(task, range(2), attempt=1):
-        pass
+    train(task, range(2), attempt=1).__exit__(None, None, None)
     assert caplog.text.count(f"{service} failed") == 1
 
 
@@ -262,14 +258,12 @@ def test_status_and_report_give_a_command_that_uploads_what_is_not_uploaded(tmp_
     off = task_of(tmp_path / "off", "tracking.wandb=false")
     with Tracker.of(off):
         pass
-    trainer = task_of(tmp_path / "a run", WANDB)
-    assert told(off) == told(trainer) == []
-    with Tracker.of(trainer):
-        pass
+    assert told(off) == told(task_of(tmp_path / "a run", WANDB)) == []
+    trainer = tracked(tmp_path / "a run")
     command = f"wandb sync {shlex.quote(str(tmp_path / 'a run' / 'wandb' / 'wandb'))}/offline-run-*"
     assert told(trainer).count(command) == 2
-    command_line = f"PATH={Path(sys.executable).parent}:$PATH {command} --dry-run"
-    dry = subprocess.run(command_line, shell=True, capture_output=True, text=True, check=True, timeout=60)
+    words = ["sh", "-c", f"PATH={Path(sys.executable).parent}:$PATH {command} --dry-run"]
+    dry = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
     (written,) = trainer.layout.offline_runs.glob("offline-run-*/*.wandb")
     assert written.parent.name in dry.stderr
     written.with_suffix(".wandb.synced").touch()
@@ -292,19 +286,13 @@ def test_no_other_user_reaches_the_sockets_of_wandb(tmp_path: Path) -> None:
     assert "mrt-hpc-wandb" not in os.environ.get("TMPDIR", "")
 
 
-def evaluate(task: Task, version: int, right: int) -> None:
+def evaluate(task: Task, version: int, right: int) -> EvaluationSummary:
     samples = {f"p{i}": [float(i < right), 0.0] for i in range(20)}
     settings = evaluation_settings(task.layout, task.recipe)["held-out"].summarised
     measured = {"tokens_per_rollout": 99.0, "regret": {4096: {"p0": 0.5, "p1": 0.25}}, "settings": settings}
     summary = summarise_evaluation(version, "held-out", samples, **measured)
     summary.write(task.layout.evaluation_summary(version, "held-out"))
-
-
-def logged(task: Task) -> list[dict[str, float]]:
-    """The rows of all directories that `wandb sync` would upload, oldest directory first."""
-    paths = sorted(task.layout.offline_runs.glob("offline-run-*/*.wandb"))
-    assert {path.name for path in paths} <= {f"run-{run_id(task)}.wandb"}
-    return [row for path in paths for row in rows(path.read_bytes())]
+    return summary
 
 
 def rows(content: bytes) -> Iterator[dict[str, float]]:
@@ -324,7 +312,11 @@ def rows(content: bytes) -> Iterator[dict[str, float]]:
 
 
 def versions(task: Task) -> list[float]:
-    return [row["evaluation/version"] for row in logged(task) if "evaluation/version" in row]
+    """The versions in all directories that `wandb sync` would upload, oldest directory first."""
+    paths = sorted(task.layout.offline_runs.glob("offline-run-*/*.wandb"))
+    assert {path.name for path in paths} <= {f"run-{run_id(task)}.wandb"}
+    logged = [row for path in paths for row in rows(path.read_bytes())]
+    return [row["evaluation/version"] for row in logged if "evaluation/version" in row]
 
 
 def report_role(task: Task) -> None:
@@ -341,12 +333,9 @@ from mrt_hpc.attempt.placement import Placement
 from mrt_hpc.attempt.entry import load_task
 from mrt_hpc.roles import report, tracking
 from mrt_hpc.run.layout import RunLayout
-
 def killed(event, arguments):
-    if event == "os.rename" and MOMENT in f"{arguments[0]} {arguments[1]}":
+    if event == "os.rename" and sys.argv[2] in f"{arguments[0]} {arguments[1]}":
         os.kill(os.getpid(), 9)
-
-MOMENT = sys.argv[2]
 sys.addaudithook(killed)
 report.run(load_task(RunLayout(Path(sys.argv[1])), "report", 0, Placement(0, 1, 0, "a.0")))
 """

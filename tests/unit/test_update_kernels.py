@@ -21,7 +21,7 @@ from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.training import attention, fused_projection
 from mrt_hpc.training.attention import PACKED_ATTENTION, Blocks, VariableLengths
 from mrt_hpc.training.export import gather
-from mrt_hpc.training.micro_batch import collate, collate_end_to_end, collate_shared
+from mrt_hpc.training.micro_batch import collate, collate_end_to_end
 from mrt_hpc.training.packing import SharedRow
 from mrt_hpc.training.policy import Kernels, Policy, load_policy
 from mrt_hpc.training.settings import TrainingSequence
@@ -33,52 +33,6 @@ SHAPE = {
     "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": 24, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3,
 }  # fmt: skip
-
-
-def sequence(seed: int, prompt: int, tokens: int, vocabulary: int = VOCABULARY) -> TrainingSequence:
-    """A sequence of these lengths, every second token of it trained."""
-    rng = np.random.default_rng(seed)
-    return TrainingSequence(
-        rng.integers(0, vocabulary, prompt).tolist(),
-        rng.integers(0, vocabulary, tokens).tolist(),
-        rng.normal(size=tokens).astype(np.float32),
-        rng.normal(size=tokens).astype(np.float32),
-        np.arange(tokens) % 2 == 0,
-    )
-
-
-def continued(seed: int, before: TrainingSequence, kept: int, tokens: int) -> TrainingSequence:
-    """A sequence whose context is another's up to ``kept`` tokens."""
-    context = [*before.prompt_ids, *before.token_ids][:kept]
-    return replace(sequence(seed, 1, tokens), prompt_ids=context)
-
-
-ALONE = [sequence(seed, prompt, tokens) for seed, (prompt, tokens) in enumerate([(3, 9), (1, 1), (5, 30), (2, 8)])]
-TRACE = ALONE[2]
-BRANCHES = [continued(10 + n, TRACE, kept, 4 + n) for n, kept in enumerate([5, 5, 9, 20, 20, 33])]
-
-
-def passed(sequences: list[TrainingSequence]) -> list[np.ndarray]:
-    """The tokens of each sequence that pass through the model."""
-    return [np.array([*s.prompt_ids, *s.token_ids][: s.width]) for s in sequences]
-
-
-def qwen2(implementation: str = "sdpa") -> Qwen2ForCausalLM:
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(Qwen2Config(**SHAPE, attn_implementation=implementation))
-
-
-def test_equal_sequences_take_the_positions_of_one_and_unlike_ones_are_packed() -> None:
-    batch = collate_shared([TRACE, TRACE])
-    assert batch.input_ids.numel() == TRACE.width and batch.lengths == (TRACE.width,)
-    assert batch.trained_tokens == 2 * TRACE.trained_tokens
-    assert batch.positions.tolist() == 2 * batch.positions.tolist()[: TRACE.trained_tokens]
-    unlike = [replace(s, prompt_ids=[first, *s.prompt_ids[1:]]) for first, s in enumerate(ALONE)]
-    shared, packed = collate_shared(unlike[::-1]), collate_end_to_end(unlike)
-    assert shared.lengths == packed.lengths and torch.equal(shared.input_ids, packed.input_ids)
-    assert torch.equal(shared.positions, packed.positions)
-    assert packed.position_ids is not None
-    assert packed.position_ids[0].tolist() == [place for s in unlike for place in range(s.width)]
 
 
 def test_gradients_of_rows_that_are_taken_repeatedly_are_summed_in_32_bits() -> None:
@@ -99,31 +53,48 @@ def attention_along(paths: list[np.ndarray], query: torch.Tensor, *rest: torch.T
     return (scores.softmax(-1) @ value).transpose(0, 1)
 
 
-@settings(deadline=None, max_examples=40)
-@given(
-    st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=25), min_size=1, max_size=8), st.sampled_from([1, 2, 4])
-)
-def test_blocks_attend_along_paths(ids: list[list[int]], key_heads: int) -> None:
+def plain_attention_of_different_lengths(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: torch.Tensor, key_ends: torch.Tensor,
+    longest: int, longest_key: int, *, scale: float, window_size: tuple[int, int],
+) -> torch.Tensor:  # fmt: skip
+    """What flash attention computes for causal windows: the last query of a part is at its last key."""
+    assert window_size == attention.CAUSAL
+    outputs = []
+    for (a, b), (c, d) in zip(pairwise(ends.tolist()), pairwise(key_ends.tolist()), strict=True):
+        assert b - a <= longest and d - c <= longest_key
+        seen = torch.ones(b - a, d - c).tril(d - c - (b - a)).bool()
+        rows = [t.transpose(0, 1)[None] for t in (query[a:b], key[c:d], value[c:d])]
+        output = F.scaled_dot_product_attention(*rows, seen, scale=scale, enable_gqa=True)
+        outputs.append(output[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+SHARED_IDS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=25), min_size=1, max_size=8)
+
+
+@settings(deadline=None, max_examples=60)
+@given(SHARED_IDS, st.sampled_from([1, 2, 4]), st.booleans())
+def test_attention_follows_paths_or_stays_within_each_sequence(
+    ids: list[list[int]], key_heads: int, shares: bool
+) -> None:
+    """Flash attention needs a GPU: its arguments are tested with the same attention computed plainly."""
     torch.manual_seed(0)
     row = SharedRow.of([np.array(tokens) for tokens in ids])
     parts = [(own, path) for own, path in zip(row.own, row.paths, strict=True) if own]
     lengths, paths = [own for own, _ in parts], [path for _, path in parts]
+    if not shares:
+        paths = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
     heads, shape = (4, key_heads, key_heads), {"dtype": torch.float64, "requires_grad": True}
     inputs = [torch.randn(len(row.ids), count, 8, **shape) for count in heads]
-    actual, expected = Blocks.of(lengths, CPU, paths).attend(*inputs, 0.3), attention_along(paths, *inputs)
-    weights = torch.randn_like(expected)
+    blocks, varied = (form.of(lengths, CPU, paths if shares else None) for form in (Blocks, VariableLengths))
+    actual, expected = blocks.attend(*inputs, 0.3), attention_along(paths, *inputs)
     assert torch.allclose(actual, expected)
+    weights = torch.randn_like(expected)
     found, wanted = (torch.autograd.grad((output * weights).sum(), inputs) for output in (actual, expected))
     assert all(map(torch.allclose, found, wanted))
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.sampled_from([1, 2, 4]))
-def test_blocks_give_causal_attention_of_each_sequence(lengths: list[int], key_heads: int) -> None:
-    torch.manual_seed(0)
-    inputs = [torch.randn(sum(lengths), heads, 8) for heads in (4, key_heads, key_heads)]
-    paths = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
-    assert torch.allclose(Blocks.of(lengths, CPU).attend(*inputs, 0.3), attention_along(paths, *inputs), atol=1e-5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "VARIABLE_LENGTH_ATTENTION", plain_attention_of_different_lengths)
+        assert torch.allclose(varied.attend(*inputs, 0.3), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 100])
@@ -145,17 +116,15 @@ def test_the_fused_projection_is_the_plain_one(rows: int, monkeypatch: pytest.Mo
     for one, other in (inputs, (head.weight, plain.weight)):
         assert one.grad is not None and other.grad is not None
         assert torch.allclose(one.grad, other.grad, atol=1e-5)
-    with pytest.raises(UserError, match="cannot be fused"):  # as it has a bias
-        fused_projection.fuse(nn.Linear(2, 3), 1.0, entropy=True)
+    assert "cannot be fused" in str(refusal(fused_projection.fuse, nn.Linear(2, 3), 1.0, True)), "it has a bias"
 
 
 def test_what_packed_rows_cannot_hold_is_refused() -> None:
+    numbers = np.ones(4, np.float32)
+    sequences = [TrainingSequence([1], [2] * 4, numbers, numbers, np.ones(4, bool))] * 2
     sliding = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
-    config = Qwen2Config(**SHAPE, **sliding, attn_implementation=PACKED_ATTENTION)
-    for model, batch in (
-        (Qwen2ForCausalLM(config), collate_end_to_end(ALONE)),
-        (qwen2(PACKED_ATTENTION), replace(collate(ALONE), lengths=None)),
-    ):
+    for more, batch in ((sliding, collate_end_to_end(sequences)), ({}, replace(collate(sequences), lengths=None))):
+        model = Qwen2ForCausalLM(Qwen2Config(**SHAPE, **more, attn_implementation=PACKED_ATTENTION))
         assert "packed rows" in str(refusal(Policy(model, 1.0, False, PACKED), batch, 1))
 
 
@@ -170,33 +139,6 @@ def test_the_locked_torch_has_flash_attention_for_different_lengths() -> None:
     form = VariableLengths.of([3, 4], CPU)
     assert form.ends.tolist() == [0, 3, 7] and form.ends.dtype == torch.int32 and form.longest == 4
     assert form.path_ends is form.ends and form.longest_path == 4 and form.paths is None
-
-
-def plain_attention_of_different_lengths(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ends: torch.Tensor, key_ends: torch.Tensor,
-    longest: int, longest_key: int, *, scale: float, window_size: tuple[int, int],
-) -> torch.Tensor:  # fmt: skip
-    """What flash attention computes for causal windows: the last query of a part is at its last key."""
-    assert window_size == attention.CAUSAL
-    outputs = []
-    for (a, b), (c, d) in zip(pairwise(ends.tolist()), pairwise(key_ends.tolist()), strict=True):
-        assert b - a <= longest and d - c <= longest_key
-        seen = torch.ones(b - a, d - c).tril(d - c - (b - a)).bool()
-        rows = [t.transpose(0, 1)[None] for t in (query[a:b], key[c:d], value[c:d])]
-        output = F.scaled_dot_product_attention(*rows, seen, scale=scale, enable_gqa=True)
-        outputs.append(output[0].transpose(0, 1))
-    return torch.cat(outputs)
-
-
-def test_flash_attention_is_given_the_keys_of_each_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel itself needs a GPU: its arguments are tested with the same attention computed plainly."""
-    monkeypatch.setattr(attention, "VARIABLE_LENGTH_ATTENTION", plain_attention_of_different_lengths)
-    row = SharedRow.of(passed([TRACE, *BRANCHES]))
-    forms = [form.of(row.own, CPU, row.paths) for form in (VariableLengths, Blocks)]
-    torch.manual_seed(0)
-    query, key, value = (torch.randn(len(row.ids), heads, 8) for heads in (4, 2, 2))
-    first, second = (form.attend(query, key, value, 0.3) for form in forms)
-    assert torch.allclose(first, second, atol=1e-5)
     assert not attention.has_flash_attention(CPU, torch.bfloat16, 128)
     assert isinstance(attention.segments_of([3, 4], CPU, torch.bfloat16, 128), Blocks)
 

@@ -11,7 +11,7 @@ from run_of import run_of
 from samples import branch_with, rollout_with, sampled
 
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
-from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, evaluated_problems
+from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer
 from mrt_hpc.analysis.problem_measures import curve_of, valued_traces
 from mrt_hpc.mrt import regret, values
 from mrt_hpc.mrt.regret import TraceCurve
@@ -137,6 +137,9 @@ def test_a_trace_that_is_stopped_has_the_value_there_and_one_that_has_ended_its_
     assert found == pytest.approx([0.2, 0.4, 0.6, 0.5, 0.4, 0.4, 1.0, 1.0])
     unvalued = regret.reward_within(np.array([0.0, 99.0, 100.0]), 100, 1.0, None)
     assert unvalued.tolist() == [0.0, 0.0, 1.0], "without values it counts once it has ended"
+    late = TraceCurve(np.array([50.0, 58.0]), np.array([0.5, 1.0]))  # of a last round, behind the earlier ones
+    found = regret.reward_within(np.array([0.0, 49.0, 50.0, 54.0, 60.0]), 60, 1.0, late)
+    assert found.tolist() == [0, 0, 0.5, 0.75, 1]
 
 
 def test_the_first_tokens_that_reach_an_accuracy() -> None:
@@ -167,9 +170,9 @@ def rounds(problem: str) -> Sampled:
     """The last rounds have values: 1/2 at their start and 1 at the end of their thought."""
     rollouts = [
         rollout_with(
-            [1] * tokens, problem_id=problem, sample=sample * 3 + stage, answer="1", reward=float(stage == 2),
-            boundaries=[0, tokens - 2], stage=stage, stages=3,
-        ) for sample in (0, 1) for stage in (2, 0, 1) for tokens in (LENGTHS[sample][stage],)
+            [1] * LENGTHS[sample][stage], problem_id=problem, sample=sample * 3 + stage, reward=float(stage == 2),
+            boundaries=[0, LENGTHS[sample][stage] - 2], stage=stage, stages=3, answer="1",
+        ) for sample in (0, 1) for stage in (2, 0, 1)
     ]  # fmt: skip
     values = [prefix_value(problem, last, j, (j + 1) / 2) for last in (2, 5) for j in (0, 1)]
     return replace(sampled(*rollouts), values=values)
@@ -192,12 +195,3 @@ def test_tokens_of_a_sample(tmp_path: Path, mode: str, tokens: tuple[int, int]) 
     summary = summary_of(layout, recipe, benchmark, 0, [part])
     assert samples.mean_tokens == summary.tokens_per_rollout == sum(tokens) / 2
     assert summary.regret == {}, "of these boundaries it would be another quantity"
-
-
-def test_values_of_the_last_round_are_behind_the_tokens_of_the_earlier_ones() -> None:
-    for adds, tokens in ((True, [[50, 58], [11, 16]]), (False, [[0, 8], [0, 5]])):
-        traces = evaluated_problems([rounds("p")], adds_stages=adds)["p"]
-        assert [curve_of(trace).tokens.tolist() for trace in traces] == tokens
-    curve = TraceCurve(np.array([50.0, 58.0]), np.array([0.5, 1.0]))
-    found = regret.reward_within(np.array([0.0, 49.0, 50.0, 54.0, 60.0]), 60, 1.0, curve)
-    assert found.tolist() == [0, 0, 0.5, 0.75, 1]

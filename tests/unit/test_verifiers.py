@@ -1,7 +1,7 @@
 """Verifiers: what each takes for an answer, which are right, in which spellings, and one of the user."""
 
 import re
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +30,10 @@ def test_letters_of_a_choice_and_exact_text() -> None:
     for answer in ("B", " b ", "(B)", "(B) Paris", "[B]", "B.", "B. Paris", "\\text{B}", "B: Paris"):
         assert ChoiceVerifier().certain(answer, "B") and not ChoiceVerifier().certain(answer, "C"), answer
         assert ChoiceVerifier().judge(answer, "(C)").readable, answer
-    for answer in ("E", "Paris", "", "BC", "7", "A and B"):
+    for answer in ("E", "Paris", "", "BC", "7", "A and B", "A, C", "(A)(C)", "(A) and (C)", "A, B, C, D",
+                   "A: no wait, B", r"\text{A}, \text{B}", "A. B"):  # fmt: skip
         assert not ChoiceVerifier().certain(answer, "B"), answer
         assert not ChoiceVerifier().judge(answer, "B").readable, answer
-    for answer in (
-        "A, C",
-        "(A)(C)",
-        "A,B,D",
-        "(A) and (C)",
-        "A, B, C, D",
-        "A: no wait, B",
-        r"\text{A}, \text{B}",
-        "A. B",
-    ):
-        assert ChoiceVerifier().letter(answer) is None, answer
     for answer in ("E", "$E$", r"\(E\)", r"\boldsymbol{E}", r"\bf E", "**E**", "E - foo", "Option E", r"E\text{: foo}",
                    r"E\,", r"\textbf{(E)}\ 12", "E. A dog", "E. vitamin C", "(E) all of a, b and c"):  # fmt: skip
         assert ChoiceVerifier(choices=5).letter(answer) == "E", answer
@@ -81,7 +71,6 @@ def test_the_rule_of_extraction_is_that_of_the_problems_and_strictness_that_of_t
         return verifier_of(JsonlProblems(path="p", **fields), Grading()).extract(text, thinking=True)
 
     assert found() is None
-    assert found(extraction="after_thought") is None
     assert found(extraction="any_box") == "7"
     assert found(extraction="last_mathematics") == "8"
     assert found(extraction="any_box", verifier=ExactVerifier()) == "7"
@@ -112,12 +101,12 @@ def test_fields_of_a_verifier_are_checked(beside: Path) -> None:
 
 
 def test_evaluations_by_another_verifier_or_rule_are_other_evaluations(tmp_path: Path) -> None:
-    folders = (tmp_path / str(number) for number in count())
+    layout = run_of(tmp_path / "run", recipe="small_world/grpo")
 
     def digest(named: str = "") -> str:
         problems = f"{{type: small_world, split: held_out, problems: 4{named}}}"
-        recipe = load_recipe(RECIPE, (f"evaluation.benchmarks=[{{name: b, samples: 2, problems: {problems}}}]",))
-        return settings_of(run_of(next(folders), recipe=recipe), recipe, recipe.evaluation.benchmarks[0]).sampled
+        recipe = load_recipe(RECIPE, (f"evaluation.benchmarks=[{{name: held-out, samples: 2, problems: {problems}}}]",))
+        return settings_of(layout, recipe, recipe.evaluation.benchmarks[0]).sampled
 
     usual = digest()
     for same in (", verifier: math", ", verifier: {type: math}", ", extraction: null", ", extraction: after_thought"):
@@ -127,36 +116,21 @@ def test_evaluations_by_another_verifier_or_rule_are_other_evaluations(tmp_path:
 
 
 HOSTILE_FUNCTIONS = """
-
 import numpy
-
-
 def deaf(answer: str) -> bool:
     return True
-
-
 def partial(answer: str, gold: str) -> float:
     return 0.9
-
-
 class Shares(LastLineChoice):
     def judge(self, answer: str, gold: str) -> Judgement:
         return Judgement(correct=0.9, readable=True)
-
-
 def needs_words(answer: str, gold: str) -> bool:
     first, second = gold.split()
     return answer == f"{first} {second}"
-
-
 class Unreadable(Exception):
     def __repr__(self) -> str:
         raise self
-
-
 ENDS = {"exit": SystemExit(0), "interrupt": KeyboardInterrupt(), "unreadable": Unreadable()}
-
-
 def bad(answer: str, gold: str) -> object:
     if answer == "hang":
         while True:
@@ -186,21 +160,16 @@ def own(beside: Path, named: str) -> Verifier:
 def test_a_function_that_hangs_crashes_or_answers_neither_yes_nor_no_scores_nothing(
     beside: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    answers = ("exit", "interrupt", "unreadable", "right", "hang", "stop", "one", "unknown")
     with GraderPool(own(beside, "of_the_user:bad"), processes=1, time_limit_s=0.5) as pool:
-        ended = grade_all(pool, [(answer, "g") for answer in ("exit", "interrupt", "unreadable")])
-        assert {(verdict.reward, verdict.status) for verdict in ended} == {(0.0, VerdictStatus.MALFORMED)}
-        assert "SystemExit(0) (of_the_user.py:" in str(ended[0].error)
-        caplog.clear()
-        verdicts = grade_all(pool, [(answer, "g") for answer in ("right", "hang", "stop", "one", "unknown")])
-        with pytest.raises(UserError) as told:  # before anything is sampled
-            pool.readable_all(["right", "unknown"])
-    assert "KeyError" in str(told.value.where)
-    assert [verdict.reward for verdict in verdicts] == [1.0, 0.0, 0.0, 0.0, 0.0]
-    graded, hung, *unread = [verdict.status for verdict in verdicts]
-    assert (graded, hung) == (VerdictStatus.GRADED, VerdictStatus.TIMED_OUT)
-    assert set(unread) == {VerdictStatus.MALFORMED}
-    assert verdicts[3].error is not None
-    assert re.fullmatch(r"KeyError\('unknown'\) \(of_the_user\.py:\d+\)", str(verdicts[4].error))
+        verdicts = dict(zip(answers, grade_all(pool, [(answer, "g") for answer in answers]), strict=True))
+        assert "KeyError" in str(refusal(pool.readable_all, ["right", "unknown"]).where), "before anything is sampled"
+    statuses = {"right": VerdictStatus.GRADED, "hang": VerdictStatus.TIMED_OUT}
+    for answer, verdict in verdicts.items():
+        expected = (float(answer == "right"), statuses.get(answer, VerdictStatus.MALFORMED))
+        assert (verdict.reward, verdict.status) == expected, answer
+    assert "SystemExit(0) (of_the_user.py:" in str(verdicts["exit"].error) and verdicts["one"].error is not None
+    assert re.fullmatch(r"KeyError\('unknown'\) \(of_the_user\.py:\d+\)", str(verdicts["unknown"].error))
     assert "KeyError('unknown')" in caplog.text
     caplog.clear()  # a failed comparison is logged only where no other gold answer takes the answer
     with GraderPool(own(beside, "of_the_user:needs_words"), processes=1) as pool:

@@ -49,9 +49,8 @@ def withheld(path: Path, number: int) -> Iterator[None]:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
     """A run whose trainer has failed, with all records that a cluster leaves."""
     run = submitted_run(tmp_path, monkeypatch)
-    site = SlurmSite(name="cluster")
-    record_site(run.layout, site)
-    remember_site(run.layout, site)
+    for record in (record_site, remember_site):
+        record(run.layout, SlurmSite(name="cluster"))
     record_cancellation(run.layout, newest_numbers(run.layout), stopped=True)
     run.command("scontrol", "echo 'ClusterName = cluster'")
     age(run.layout)
@@ -84,22 +83,19 @@ def test_no_command_advises_to_remove_a_file_that_cannot_be_opened(run: CannedRu
 def test_what_was_read_and_is_wrong_keeps_its_own_advice(run: CannedRun) -> None:
     entry = run.layout.jobs / "queued-000001.json"
     with withheld(entry, errno.EKEYEXPIRED):
-        passing = refusal(submissions, run.layout)
-    assert (passing.exit_code, "kinit" in str(passing.advice)) == (ExitCode.RETRYABLE, True)
+        told = refusal(submissions, run.layout)
+    assert (told.exit_code, "kinit" in str(told.advice)) == (ExitCode.RETRYABLE, True)
     entry.write_text("{")
-    damaged = refusal(submissions, run.layout)
-    assert (damaged.exit_code, f"rm -r {entry}" in str(damaged.advice)) == (ExitCode.FATAL, True)
+    told = refusal(submissions, run.layout)
+    assert (told.exit_code, f"rm -r {entry}" in str(told.advice)) == (ExitCode.FATAL, True)
 
 
 def test_each_error_has_the_advice_of_its_filesystem(tmp_path: Path) -> None:
     path = tmp_path / "a b"
     for number, words in (
-        (errno.EKEYEXPIRED, "kinit"),
-        (errno.EACCES, f"ls -ld '{path}'"),
-        (errno.EROFS, f"findmnt --target '{path}'"),
-        (errno.ESTALE, f"df '{path}'"),
-        (errno.ENOSPC, "df "),
-    ):
+        (errno.EKEYEXPIRED, "kinit"), (errno.EACCES, f"ls -ld '{path}'"), (errno.ESTALE, f"df '{path}'"),
+        (errno.EROFS, f"findmnt --target '{path}'"), (errno.ENOSPC, "df "),
+    ):  # fmt: skip
         error = OSError(number, os.strerror(number), str(path))
         assert words in filesystem_advice(error), number
         assert filesystem_advice(error) == unreadable(path, error).advice
@@ -109,10 +105,8 @@ def test_a_log_folder_that_cannot_be_read_ends_no_command(run: CannedRun) -> Non
     run.log("segment-000.inference/12_0_0_log.out", "sampling\n")
     with withheld(run.layout.logs / TRAINER, errno.EACCES):
         text = CliRunner().invoke(main, ["explain", str(run.layout.root)]).output
-        assert (
-            "loss is not finite" in text
-            and f"logs cannot be read: Permission denied ({run.layout.logs / TRAINER})" in text
-        )
+        assert "loss is not finite" in text
+        assert f"logs cannot be read: Permission denied ({run.layout.logs / TRAINER})" in text
         assert "sampling" in CliRunner().invoke(main, ["logs", str(run.layout.root)]).output
         text = CliRunner().invoke(main, ["logs", str(run.layout.root), "trainer"]).output
         assert "no such log can be read" in text and "yet" not in text
