@@ -35,6 +35,9 @@ def test_the_share_is_of_the_rollouts_with_an_answer_right_or_wrong() -> None:
         (0.1, {"mismatch_kl": 0.001, "importance_capped_share": 0.002}, False, False),
         (0.5, {"mismatch_kl": 0.2}, False, True),
         (0.5, {"mismatch_kl": 0.0, "importance_capped_share": 0.08}, False, True),
+        (0.5, {"mismatch_kl": 0.01, "effective_sample_share": 0.2}, False, True),
+        (0.5, {"mismatch_kl": 0.01, "effective_sample_share": 0.9}, False, False),
+        (0.5, {"mismatch_kl": 0.0, "effective_sample_share": 0.0}, False, False),
     ],
 )
 def test_status_explain_and_report_warn_of_few_answers_and_of_a_policy_far_from_the_one_that_sampled(
