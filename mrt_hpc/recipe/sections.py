@@ -652,7 +652,7 @@ class Training(base.Section):
     gradient_clip: base.Norm = 1.0
     """The maximum global norm of the gradients; larger gradients are scaled down to it."""
     loss: Annotated[LossSettings, LOSSES] = Field(default_factory=clipped_loss)
-    """What each trained token of a rollout adds to the loss."""
+    """What each trained token of a rollout adds to the loss. The default is ``{type: clipped}``."""
     aggregation: Aggregation = Aggregation.TOKEN
     """The divisor of the loss of rollouts. The KL term has the same."""
     clip_low: base.Share = 0.2

@@ -143,7 +143,7 @@ class Dppo(Loss):
     type: Literal["dppo"] = "dppo"
     divergence: Annotated[float, Field(gt=0, le=1)] = 0.15
     """The largest difference of a token's probability from that of sampling, beyond which no update takes it further.
-    The default is that of the authors' script; others take 0.1 to 0.2.
+    The default is that of verl's script for this loss; others take 0.1 to 0.2.
     """
 
     def objective(self, tokens: LossTokens) -> "Tensor":

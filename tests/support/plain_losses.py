@@ -40,7 +40,12 @@ def plain_objective(tokens: LossTokens, settings: Training) -> torch.Tensor:
     return torch.stack(parts)
 
 
-def plain_total(tokens: LossTokens, settings: Training) -> torch.Tensor:
+def plain_total(tokens: LossTokens, settings: Training, reference: torch.Tensor | None = None) -> torch.Tensor:
     """The loss before it is divided."""
     share = 1 / tokens.sequence_tokens if settings.aggregation == "sequence" else torch.ones(())
-    return -(share * plain_objective(tokens, settings)).sum()
+    total = -(share * plain_objective(tokens, settings)).sum()
+    if reference is None:
+        return total
+    weight = (tokens.old_logprobs - tokens.behaviour_logprobs).exp().clamp(max=settings.importance_cap)
+    divergence = weight * (tokens.logprobs - tokens.old_logprobs).exp() * (tokens.logprobs - reference).detach()
+    return total + settings.kl_coefficient * (share * divergence).sum()

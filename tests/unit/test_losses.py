@@ -17,15 +17,9 @@ from mrt_hpc.training.settings import learning_rate
 CLIPS = Training(learning_rate=1e-6, clip_low=0.2, clip_high=0.3, importance_cap=2.0, kl_coefficient=0.0)
 
 
-def loss_of(
-    logprobs: torch.Tensor,
-    old: torch.Tensor,
-    behaviour: torch.Tensor,
-    advantages: torch.Tensor,
-    settings: Training = CLIPS,
-    reference: torch.Tensor | None = None,
-) -> TokenLoss:
-    """The loss of one sequence."""
+def loss_of(*given: torch.Tensor, settings: Training = CLIPS, reference: torch.Tensor | None = None) -> TokenLoss:
+    """The loss of one sequence, from log-probabilities, old ones, the sampler's, and advantages."""
+    logprobs, old, behaviour, advantages = given
     numbers, lengths = torch.zeros(len(old), dtype=torch.int64), torch.full((len(old),), float(len(old)))
     tokens = LossTokens(logprobs, old, behaviour, advantages, numbers, lengths, settings)
     return policy_loss(tokens, torch.zeros_like(advantages), reference)
@@ -89,7 +83,10 @@ def test_the_gradient_of_the_kl_term_is_that_of_the_policy_from_the_reference(st
     engine = (old + apart * distribution(4)).log_softmax(-1)
     settings = Training(learning_rate=1e-6, importance_cap=100.0, kl_coefficient=0.5)
     nothing = torch.zeros(1, dtype=torch.float64)
-    losses = [loss_of(policy[[a]], old[[a]], engine[[a]], nothing, settings, reference[[a]]) for a in range(4)]
+    losses = [
+        loss_of(policy[[a]], old[[a]], engine[[a]], nothing, settings=settings, reference=reference[[a]])
+        for a in range(4)
+    ]
     probability = engine.exp()
     mean = torch.stack([p * loss.total for p, loss in zip(probability, losses, strict=True)]).sum()
     (actual,) = torch.autograd.grad(mean, logits, retain_graph=True)
@@ -112,7 +109,8 @@ def test_no_tokens_give_a_zero_that_can_be_differentiated(kind: str) -> None:
     """What a filler micro-batch passes through the loss."""
     weight, empty = torch.ones(3, requires_grad=True), torch.zeros(0)
     nothing = weight[:0]
-    loss = loss_of(nothing, nothing.detach(), empty, empty, Training(learning_rate=1e-6, loss={"type": kind}))  # type: ignore[arg-type]
+    chosen = Training(learning_rate=1e-6, loss={"type": kind})  # type: ignore[arg-type]
+    loss = loss_of(nothing, nothing.detach(), empty, empty, settings=chosen)
     loss.total.backward()
     assert loss.total.item() == 0.0
     assert weight.grad is not None and weight.grad.tolist() == [0.0, 0.0, 0.0]
