@@ -64,6 +64,8 @@ from mrt_hpc.run.records import Branch as Branch
 from mrt_hpc.run.records import PrefixValue as PrefixValue
 from mrt_hpc.run.records import Problem as Problem
 from mrt_hpc.run.records import Rollout as Rollout
+from mrt_hpc.training.loss_kinds import Loss as Loss
+from mrt_hpc.training.loss_kinds import LossTokens as LossTokens
 from mrt_hpc.training.settings import TrainingSequence as TrainingSequence
 from mrt_hpc.view.snapshot import Snapshot as Snapshot
 

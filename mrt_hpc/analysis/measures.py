@@ -26,6 +26,10 @@ two implementations of one model are at 0.001, and a version of staleness adds u
 """
 CAPPED_SHARE = 0.05
 """Share of importance weights above their cap, from which on the cap decides what is learnt."""
+EFFECTIVE_SHARE = 0.3
+"""Kish's effective sample size as a share of the tokens, below which few tokens have most of the weight: weights of a
+mean of 1 then have a variance above 2.
+"""
 
 
 class Record(BaseModel):
@@ -220,13 +224,16 @@ def few_answers(share: float | None, where: str) -> str | None:
 def sampler_mismatch(trainer: Mapping[str, float], where: str) -> str | None:
     """A warning where the trainer's log-probabilities are far from the server's."""
     divergence, capped = trainer.get("mismatch_kl", 0.0), trainer.get("importance_capped_share", 0.0)
-    if divergence <= MISMATCH_KL and capped <= CAPPED_SHARE:
+    effective = trainer.get("effective_sample_share", 1.0)
+    is_small = 0 < effective < EFFECTIVE_SHARE  # 0 where no token was computed
+    if divergence <= MISMATCH_KL and capped <= CAPPED_SHARE and not is_small:
         return None
     return (
         f"the policy that the trainer holds is far from the one that sampled {where}: a KL divergence of "
         f"{divergence:.3g} nats a token (too much above {MISMATCH_KL:g}), and {capped:.1%} of the importance weights "
-        f"above training.importance_cap (too much above {CAPPED_SHARE:.0%}); compare serving.dtype with "
-        "training.precision, and take a lower schedule.max_staleness or training.learning_rate"
+        f"above training.importance_cap (too much above {CAPPED_SHARE:.0%})"
+        f"{f', which before it make the tokens worth {effective:.0%} of their number' * is_small}; compare "
+        "serving.dtype with training.precision, and take a lower schedule.max_staleness or training.learning_rate"
     )
 
 

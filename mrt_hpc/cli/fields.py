@@ -37,6 +37,8 @@ OTHER_NAMES: dict[str, str] = {
     "training.warmup_steps": "lr_warmup_steps",
     "training.warmup_ratio": "lr_warmup_steps_ratio",
     "training.gradient_clip": "max_grad_norm grad_clip",
+    "training.loss": "loss_type loss_mode policy_loss entropy_coeff",
+    "training.aggregation": "loss_type loss_agg_mode",
     "training.clip_low": "epsilon cliprange clip_ratio clip_ratio_low",
     "training.clip_high": "epsilon epsilon_high cliprange clip_higher clip_ratio clip_ratio_high",
     "training.kl_coefficient": "beta kl_coef kl_loss_coef use_kl_loss",

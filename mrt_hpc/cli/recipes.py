@@ -184,12 +184,13 @@ def _companion_files(entry: find.CatalogueEntry) -> list[Path]:
 )
 @options.overrides
 def check(name: str, run: Path, iteration: int | None, overrides: tuple[str, ...]) -> None:
-    """Try an algorithm, a prover, a verifier or a way of evaluating of your own on rollouts that RUN has stored, in
-    seconds, without a server and without a GPU.
+    """Try an algorithm, a prover, a loss, a verifier or a way of evaluating of your own on rollouts that RUN has
+    stored, in seconds, without a server and without a GPU.
 
     The class is put into the recipe of RUN, without the prover there where an algorithm makes no use of one. An
-    algorithm learns the iteration; a prover and a way of evaluating get stored tokens for answers; a verifier judges
-    stored and odd texts. The exit status is 0 if the class keeps what a run takes for granted, and 2 otherwise.
+    algorithm learns the iteration; a prover and a way of evaluating get stored tokens for answers; a loss gets made-up
+    tokens with extreme ratios; a verifier judges stored and odd texts. The exit status is 0 if the class keeps what a
+    run takes for granted, and 2 otherwise.
 
     \b
     Examples:

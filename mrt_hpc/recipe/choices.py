@@ -35,6 +35,21 @@ class Batching(StrEnum):
     """
 
 
+class Aggregation(StrEnum):
+    """The divisor of a mini-batch's loss. A token that the loss masks counts as any other trained token."""
+
+    TOKEN = "token"
+    """The number of trained tokens, so that each counts the same."""
+    SEQUENCE = "sequence"
+    """Each sequence's trained tokens, and then the number of sequences that have one, so that each sequence counts the
+    same.
+    """
+    CONSTANT = "constant"
+    """The number of sequences times sampling.max_tokens (Dr. GRPO): a longer trace counts more, and a mini-batch of
+    longer traces too.
+    """
+
+
 REFERENCE_MARKERS = (
     "Wait",
     "But wait",

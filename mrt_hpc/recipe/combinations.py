@@ -44,6 +44,9 @@ def training_fits(recipe: "Recipe") -> None:
     if sharing > 1 and recipe.training.batching == "padded":
         why = "packed or shared with training.sequence_parallel above 1: ranks share one row"
         raise misfit("training.batching", why)
+    if sharing > 1 and recipe.training.loss.whole_sequences:
+        why = "a loss without sums over a sequence with training.sequence_parallel above 1"
+        raise misfit("training.loss", f"{why}: its parts lie on several ranks")
 
 
 def sampling_fits(recipe: "Recipe") -> None:
@@ -54,6 +57,8 @@ def sampling_fits(recipe: "Recipe") -> None:
         "schedule.length_curriculum": bool(schedule.length_curriculum),
         "schedule.max_staleness": schedule.max_staleness > 0,
         "training.kl_coefficient": recipe.training.kl_coefficient > 0,
+        "training.loss": recipe.training.loss.type != "clipped",
+        "training.aggregation": recipe.training.aggregation != "token",
     }
     if not algorithm.samples_rollouts:
         for field in (field for field, is_set in useless.items() if is_set):

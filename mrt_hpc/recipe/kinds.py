@@ -1,5 +1,5 @@
-"""The kinds of sections whose ``type`` names a class: algorithm, prover, way of evaluating and verifier. Lower layers
-need their fields, what they sample and what they cost.
+"""The kinds of sections whose ``type`` names a class: algorithm, prover, loss, way of evaluating and verifier. Lower
+layers need their fields, what they sample and what they cost.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pydantic import Field
 
 from mrt_hpc.recipe.base import Count, PathText, Section, Temperature, Tokens
 from mrt_hpc.recipe.choices import Boundaries
-from mrt_hpc.recipe.registry import Registry
+from mrt_hpc.recipe.registry import Registry, import_name
 
 if TYPE_CHECKING:
     from mrt_hpc.recipe.schema import Recipe
@@ -185,6 +185,33 @@ PROVERS: Registry[ProverSettings] = Registry(
         "continuation": "mrt_hpc.provers.sampled_answers:Continuation",
     },
 )
+
+
+class LossSettings(Section):
+    whole_sequences: ClassVar[bool] = False
+    """Whether a token's part depends on the other tokens of its sequence, which then lie on one rank."""
+
+    if TYPE_CHECKING:
+        type: str
+
+
+LOSSES: Registry[LossSettings] = Registry(
+    "loss",
+    "mrt_hpc.training.loss_kinds:Loss",
+    {
+        "clipped": "mrt_hpc.training.loss_kinds:Clipped",
+        "cispo": "mrt_hpc.training.loss_kinds:Cispo",
+        "dppo": "mrt_hpc.training.loss_kinds:Dppo",
+        "gspo_token": "mrt_hpc.training.loss_kinds:GspoToken",
+        "masked": "mrt_hpc.training.loss_kinds:Masked",
+    },
+)
+
+
+def clipped_loss() -> LossSettings:
+    """The usual loss."""
+    loss: LossSettings = import_name(LOSSES.built_in["clipped"])()
+    return loss
 
 
 class ModeSettings(Section):

@@ -9,8 +9,18 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from mrt_hpc.recipe import base
-from mrt_hpc.recipe.choices import REFERENCE_MARKERS, Batching, Boundaries, Extraction, Precision
-from mrt_hpc.recipe.kinds import MODES, PROVERS, VERIFIERS, ModeSettings, ProverSettings, VerifierSettings
+from mrt_hpc.recipe.choices import REFERENCE_MARKERS, Aggregation, Batching, Boundaries, Extraction, Precision
+from mrt_hpc.recipe.kinds import (
+    LOSSES,
+    MODES,
+    PROVERS,
+    VERIFIERS,
+    LossSettings,
+    ModeSettings,
+    ProverSettings,
+    VerifierSettings,
+    clipped_loss,
+)
 
 # -- data --------------------------------------------------------------------------------------------------------------
 
@@ -641,6 +651,10 @@ class Training(base.Section):
     """The decoupled weight decay of AdamW."""
     gradient_clip: base.Norm = 1.0
     """The maximum global norm of the gradients; larger gradients are scaled down to it."""
+    loss: Annotated[LossSettings, LOSSES] = Field(default_factory=clipped_loss)
+    """What each trained token of a rollout adds to the loss. The default is ``{type: clipped}``."""
+    aggregation: Aggregation = Aggregation.TOKEN
+    """The divisor of the loss of rollouts. The KL term has the same."""
     clip_low: base.Share = 0.2
     """The importance ratio is clipped below 1 minus this value."""
     clip_high: Annotated[float, Field(gt=0, le=100)] = 0.2

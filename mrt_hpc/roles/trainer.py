@@ -108,6 +108,7 @@ def trainer_settings(recipe: Recipe) -> TrainerSettings:
         objective=Objective.POLICY_GRADIENT if learns_rollouts else Objective.LIKELIHOOD,
         seed=recipe.seed,
         longest=recipe.algorithm.cost(recipe, 0).longest,
+        longest_trace=recipe.sampling.max_tokens,
     )
 
 

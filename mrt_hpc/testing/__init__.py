@@ -1,5 +1,5 @@
-"""Functions for your own tests of an algorithm, a prover, a verifier or a way of evaluating. Each puts the class into
-the recipe of a run, and tries it on the run's stored rollouts, without a server or a GPU.
+"""Functions for your own tests of an algorithm, a prover, a loss, a verifier or a way of evaluating. Each puts the
+class into the recipe of a run, and tries it on the run's stored rollouts, without a server or a GPU.
 
     from mrt_hpc.testing import check_algorithm
 
@@ -18,7 +18,7 @@ from mrt_hpc.recipe.find import expand_home
 from mrt_hpc.testing.class_in_run import PLACES, ClassInRun
 from mrt_hpc.testing.promises import Promise
 
-__all__ = ["Promise", "check_algorithm", "check_mode", "check_prover", "check_verifier"]
+__all__ = ["Promise", "check_algorithm", "check_loss", "check_mode", "check_prover", "check_verifier"]
 
 Own = str | type | Callable[..., Any]
 """A class, or a function that is a verifier, or its name as a recipe has it: ``module:Class``."""
@@ -48,6 +48,11 @@ def check_prover(own: Own, run: str | PathLike[str], *overrides: str, iteration:
     ``check_algorithm``.
     """
     return _check("prover", own, run, overrides, iteration)
+
+
+def check_loss(own: Own, run: str | PathLike[str], *overrides: str, iteration: int | None = None) -> list[Promise]:
+    """Compute the loss of made-up tokens with ratios from e^-30 to e^30; otherwise as ``check_algorithm``."""
+    return _check("training.loss", own, run, overrides, iteration)
 
 
 def check_verifier(own: Own, run: str | PathLike[str], *overrides: str, iteration: int | None = None) -> list[Promise]:

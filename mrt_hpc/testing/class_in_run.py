@@ -35,10 +35,12 @@ from mrt_hpc.run.records import Problem, Rollout, golds_of
 from mrt_hpc.run.weights import published_versions
 from mrt_hpc.testing import promises as contracts
 from mrt_hpc.testing.promises import Promise, Replay
+from mrt_hpc.training.loss_kinds import Loss
 
 PLACES = {
     "algorithm": "algorithm",
     "prover": "prover",
+    "training.loss": "training.loss",
     "data.verifier": "data.verifier",
     "evaluation.benchmarks.mode": "evaluation.benchmarks.0.mode",
 }
@@ -84,6 +86,7 @@ class ClassInRun:
         kinds: dict[str, Callable[[], Iterator[Promise]]] = {
             "algorithm": self._of_algorithm,
             "prover": self._of_prover,
+            "training.loss": self._of_loss,
             "data.verifier": self._of_verifier,
         }
         return kinds.get(self.kind, self._of_mode)()
@@ -107,6 +110,10 @@ class ClassInRun:
         settings = trace_settings(self.recipe, self._prompter, self.iteration)
         traces = [_trace(r, problems[r.problem_id], settings) for r in rollouts[:PROBLEMS]]
         return contracts.prover_contract(factory, traces, Replay(rollouts))
+
+    def _of_loss(self) -> Iterator[Promise]:
+        training = self.recipe.training
+        return contracts.loss_contract(require_kind(training.loss, Loss), training)
 
     def _of_verifier(self) -> Iterator[Promise]:
         grading = self.recipe.grading

@@ -1,5 +1,5 @@
-"""What a run takes for granted of an algorithm, a prover, a verifier and a way of evaluating, as checks on stored
-rollouts: without server or GPU, in seconds.
+"""What a run takes for granted of an algorithm, a prover, a loss, a verifier and a way of evaluating, as checks on
+stored rollouts: without server or GPU, in seconds.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise, product
 from math import isfinite, isnan
+from typing import TYPE_CHECKING
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
 from mrt_hpc.algorithms.batch import Batch, Learnt
@@ -24,8 +25,12 @@ from mrt_hpc.mrt.values import Estimate
 from mrt_hpc.provers.base import GradedBoundary
 from mrt_hpc.provers.prover_session import ProverFactory
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.recipe.sections import BenchmarkSampling
+from mrt_hpc.recipe.sections import BenchmarkSampling, Training
 from mrt_hpc.run.records import FinishReason, Rollout
+from mrt_hpc.training.loss_kinds import Loss, LossTokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 QUICK_S = 1.0
 """The maximum time of a method that runs in the task, seconds."""
@@ -178,6 +183,54 @@ async def _values(factory: ProverFactory, trace: SampledTrace, server: Replay) -
         here, known = ([r for r in records if r.boundary == plan.boundary] for records in (branches, answers))
         values.append((plan.boundary, session.estimator.estimate(GradedBoundary(plan, here, known))))  # type: ignore[arg-type]
     return values
+
+
+# -- loss --------------------------------------------------------------------------------------------------------------
+
+LOG_RATIOS = (0.0, 0.05, -0.05, 1.0, -1.0, 30.0, -30.0)
+"""Of pi / pi_old and of pi_old / mu."""
+
+
+def loss_contract(loss: Loss, training: Training) -> Iterator[Promise]:
+    """Compute the loss of made-up tokens of four sequences, the first of which has advantages of 0."""
+    import torch  # a light installation has none
+
+    ratios, weights = torch.tensor([*product(LOG_RATIOS, LOG_RATIOS)]).T
+    count, sequences = len(ratios), torch.arange(len(ratios)) % 4
+    advantages = torch.tensor([0.0, 1.0, -1.0, 0.5])[sequences]
+    policy = torch.minimum(torch.minimum(ratios, ratios + weights), torch.zeros(count)) - 0.1  # none is above 1
+    others = (policy - ratios, policy - ratios - weights, advantages, sequences.bincount()[sequences].float())
+
+    def compute(chosen: "Tensor") -> "Tensor":
+        """[2, count] objective and gradient of a micro-batch of some tokens, elsewhere 0."""
+        logprobs, found = policy[chosen].requires_grad_(), torch.zeros(2, count)
+        numbers = sequences[chosen].unique(return_inverse=True)[1]
+        old, behaviour, advantage, length = (values[chosen] for values in others)
+        tokens = LossTokens(logprobs, old, behaviour, advantage, numbers, length, training)
+        if (objective := loss.objective(tokens)).shape != logprobs.shape:
+            raise ValueError(f"the shape is {[*objective.shape]}, and not [{len(logprobs)}], a number a token")
+        found[:, chosen] = torch.stack([objective.detach(), *torch.autograd.grad(objective.sum(), logprobs)])
+        return found
+
+    whole: list[Tensor] = []
+
+    def finite() -> str | None:
+        whole.append(compute(torch.arange(count) >= 0))
+        wrong = (~whole[0].isfinite()).any(0).nonzero().flatten().tolist()
+        at = wrong and f"pi / pi_old = e^{ratios[wrong[0]]:g} and pi_old / mu = e^{weights[wrong[0]]:g}"
+        return f"of {len(wrong)} tokens it is not, the first with {at}" if wrong else None
+
+    def parts() -> str | None:
+        of_first = sequences < 2 if loss.whole_sequences else torch.arange(count) < count // 2
+        same = torch.allclose(compute(of_first) + compute(~of_first), whole[0], rtol=1e-4)
+        return None if same else "they differ; one with sums over a sequence says `whole_sequences = True`"
+
+    text = f"`objective` of {count} tokens with ratios from e^-30 to e^30: finite, with a finite gradient"
+    yield (first := check_promise(text, finite))
+    if not first.broken:
+        yield check_promise("a token has the same numbers whatever others share its micro-batch", parts)
+        moved = "they have one, though such sequences are not computed" if whole[0][1][advantages == 0].any() else None
+        yield check_promise("sequences whose advantages are 0 have no gradient", lambda: moved)
 
 
 # -- verifier ----------------------------------------------------------------------------------------------------------

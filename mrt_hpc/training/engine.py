@@ -1,7 +1,7 @@
 """The trainer: one DeepSpeed engine on any number of ranks, ZeRO stage 0 to 3.
 
 Every rank receives the whole batch and computes its share: micro-batches of its own, or a part of shared ones (see
-``sequence_parallel``). The loss is divided by the batch's token count, so the result depends on no number of
+``sequence_parallel``). The loss is divided by a number of the whole mini-batch, so the result depends on no number of
 micro-batches or ranks. Reads no shards and writes no files: see ``checkpoint`` and ``export``.
 """
 
@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import distributed
 
-from mrt_hpc.recipe.choices import Batching, Precision
+from mrt_hpc.recipe.choices import Aggregation, Batching, Precision
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training.accelerator import deepspeed, device, seed_generators
 from mrt_hpc.training.agreement import require_agreement
 from mrt_hpc.training.attention import RowRanks
+from mrt_hpc.training.loss_kinds import LossTokens
 from mrt_hpc.training.losses import TokenLoss, likelihood_loss, policy_loss
 from mrt_hpc.training.micro_batch import Arrangement, MicroBatch, arrange, lay_out, part_of
 from mrt_hpc.training.packing import split_by_group
@@ -49,7 +50,9 @@ class MiniBatch:
 
     micro_steps: list[MicroStep]
     trained_tokens: int
-    """The divisor of the loss: the trained tokens on all ranks."""
+    """On all ranks."""
+    divisor: int
+    """Of the loss, on all ranks."""
     arranged: Arrangement
     computed: Sequence[TrainingSequence]
     shares: Sequence[Sequence[tuple[int, ...]]]
@@ -121,7 +124,18 @@ class TrainerEngine:
         steps = arranged.steps or [((),) * (world_size // parts)]
         chunks = self._chunks(computed, steps)
         micro_steps = [self._micro_step(computed, step, count) for step, count in zip(steps, chunks, strict=True)]
-        return MiniBatch(micro_steps, sum(s.trained_tokens for s in sequences), arranged, computed, steps)
+        tokens, divisor = sum(s.trained_tokens for s in sequences), self._divisor(sequences)
+        return MiniBatch(micro_steps, tokens, divisor, arranged, computed, steps)
+
+    def _divisor(self, sequences: Sequence[TrainingSequence]) -> int:
+        """Sequences that are not computed count as the others."""
+        match self.settings.training.aggregation:
+            case Aggregation.TOKEN:
+                return sum(s.trained_tokens for s in sequences)
+            case Aggregation.SEQUENCE:
+                return sum(s.trained_tokens > 0 for s in sequences)
+            case Aggregation.CONSTANT:
+                return len(sequences) * self.settings.longest_trace
 
     def accumulate(
         self,
@@ -145,9 +159,9 @@ class TrainerEngine:
                 loss = self._loss(micro_step, old_logprobs[number] if old_logprobs else None)
             with clock.phase("backward"):
                 # DeepSpeed takes the mean over ranks; the sum is needed
-                scale = self.ranks.world_size / mini_batch.trained_tokens
+                scale = self.ranks.world_size / mini_batch.divisor
                 self.engine.backward(loss.total * _nan_unless_finite(loss.total, scale), scale_wrt_gas=False)
-            tally.add(loss, mini_batch.trained_tokens)
+            tally.add(loss, mini_batch.divisor)
 
     def apply(self) -> float:
         """Clip the gradient, take one optimiser step, return the global norm before clipping. Where the norm is not
@@ -203,8 +217,16 @@ class TrainerEngine:
             return likelihood_loss(logprobs, batch.advantages, entropy)
         with torch.no_grad():
             reference = None if self.reference is None else self.reference(batch, micro_step.chunks)[0]
-        old, settings = logprobs.detach() if old_logprobs is None else old_logprobs, self.settings.training
-        return policy_loss(logprobs, old, batch.behaviour_logprobs, batch.advantages, entropy, settings, reference)
+        tokens = LossTokens(
+            logprobs,
+            logprobs.detach() if old_logprobs is None else old_logprobs,
+            batch.behaviour_logprobs,
+            batch.advantages,
+            batch.sequences,
+            batch.sequence_tokens,
+            self.settings.training,
+        )
+        return policy_loss(tokens, entropy, reference)
 
     @torch.no_grad()
     def logprobs(self, mini_batch: MiniBatch) -> list[torch.Tensor]:
@@ -252,6 +274,7 @@ class TrainerEngine:
             clip_fraction=sums["clipped"] / computed,
             mismatch_mean=sums["mismatch"] / computed,
             mismatch_max=mismatch_max,
+            effective_sample_share=sums["mismatch"] ** 2 / (sums["mismatch_squared"] or 1.0) / computed,
             mismatch_kl=sums["mismatch_kl"] / computed,
             importance_capped_share=sums["capped"] / computed,
             tokens=sum(m.trained_tokens for m in mini_batches),

@@ -1,13 +1,16 @@
-"""The losses, as sums over tokens: the caller divides by the global token count, so no split of the batch changes the
-result.
+"""The losses, as sums over tokens: the caller divides by a number of the whole mini-batch, so no split of it changes
+the result.
 
 With pi the trained policy, pi_old the same before the first step of the iteration, and mu the engine that sampled the
 tokens with the weights of that time:
 
     w_t   = min(pi_old / mu, cap)          difference of engine, number format and staleness; no gradient
     rho_t = pi / pi_old                    1 when an iteration takes one optimiser step
-    loss  = - sum_t w_t min(rho_t A_t, clip(rho_t, 1 - low, 1 + high) A_t) + kl_coefficient * sum_t w_t rho_t D_t
+    loss  = - sum_t n_t objective_t + kl_coefficient * sum_t n_t w_t rho_t D_t
     D_t   = log pi - log pi_ref             no gradient
+    n_t   = 1, or with aggregation: sequence 1 / the trained tokens of the sequence
+
+``loss_kinds`` has the objectives.
 
 Untruncated, w_t rho_t is the ratio to the behaviour policy. So the gradient of the last sum is, on average over tokens
 of mu, that of KL(pi || pi_ref) given each token's prefix, whatever mu is: E_mu[w_t rho_t D_t grad log pi]. (A gradient
@@ -19,15 +22,15 @@ from dataclasses import dataclass
 
 import torch
 
-from mrt_hpc.recipe.sections import Training
+from mrt_hpc.recipe.base import require_kind
+from mrt_hpc.recipe.choices import Aggregation
+from mrt_hpc.training.loss_kinds import LARGEST_LOG_WEIGHT, Loss, LossTokens
 
 SUMS = (
-    "tokens", "objective", "nll", "entropy", "kl_reference", "kl_old", "clipped", "mismatch", "mismatch_kl",
-    "capped",
+    "tokens", "objective", "nll", "entropy", "kl_reference", "kl_old", "clipped", "mismatch", "mismatch_squared",
+    "mismatch_kl", "capped",
 )  # fmt: skip
 """Token sums beside the loss."""
-LARGEST_LOG_WEIGHT = 20.0
-"""Greater log-weights are set to it: e^20 is far above any cap, yet finite in sums and logs."""
 
 
 @dataclass(frozen=True)
@@ -40,27 +43,17 @@ class TokenLoss:
     """Scalar: the largest untruncated w_t; 0 without tokens."""
 
 
-def policy_loss(
-    logprobs: torch.Tensor,
-    old_logprobs: torch.Tensor,
-    behaviour_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    entropy: torch.Tensor,
-    settings: Training,
-    reference_logprobs: torch.Tensor | None = None,
-) -> TokenLoss:
-    """The clipped, importance-weighted loss; all arguments [S], temperature applied."""
-    mismatch = (old_logprobs - behaviour_logprobs).clamp(max=LARGEST_LOG_WEIGHT).exp()
-    weight = mismatch.clamp(max=settings.importance_cap)
-    ratio = (logprobs - old_logprobs).exp()
-    clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
-    surrogate = torch.minimum(ratio * advantages, clipped * advantages)
-    objective = -(weight * surrogate)
-    total, kl = objective.sum(), torch.zeros_like(logprobs)
+def policy_loss(tokens: LossTokens, entropy: torch.Tensor, reference_logprobs: torch.Tensor | None = None) -> TokenLoss:
+    """The loss of the recipe, with its KL term where there is a reference; all arguments [S], temperature applied."""
+    settings, loss = tokens.training, require_kind(tokens.training.loss, Loss)
+    logprobs, ratio, mismatch = tokens.logprobs, tokens.ratio, tokens.mismatch
+    counts = 1.0 / tokens.sequence_tokens if settings.aggregation is Aggregation.SEQUENCE else 1.0
+    objective = -loss.objective(tokens)
+    total, kl = (counts * objective).sum(), torch.zeros_like(logprobs)
     if reference_logprobs is not None:
         excess = (logprobs - reference_logprobs).detach()
-        total = total + settings.kl_coefficient * (weight * ratio * excess).sum()
-        kl = weight * ratio * k3(logprobs, reference_logprobs)
+        total = total + settings.kl_coefficient * (counts * (tokens.weight * ratio * excess)).sum()
+        kl = tokens.weight * ratio * k3(logprobs, reference_logprobs)
     with torch.no_grad():
         return TokenLoss(
             total,
@@ -70,10 +63,11 @@ def policy_loss(
                 nll=-logprobs,
                 entropy=entropy,
                 kl_reference=kl,
-                kl_old=k3(old_logprobs, logprobs),
-                clipped=(clipped * advantages < ratio * advantages).float(),
+                kl_old=k3(tokens.old_logprobs, logprobs),
+                clipped=loss.bounds(tokens).float(),
                 mismatch=mismatch,
-                mismatch_kl=k3(behaviour_logprobs, old_logprobs),
+                mismatch_squared=mismatch.double().square(),
+                mismatch_kl=k3(tokens.behaviour_logprobs, tokens.old_logprobs),
                 capped=(mismatch > settings.importance_cap).float(),
             ),
             mismatch.max() if mismatch.numel() else torch.zeros((), device=mismatch.device),

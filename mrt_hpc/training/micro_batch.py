@@ -28,6 +28,10 @@ class MicroBatch:
     """[S]"""
     behaviour_logprobs: torch.Tensor
     """[S] at sampling."""
+    sequences: torch.Tensor
+    """[S] a number below S for each sequence, as it was before a row was cut into parts."""
+    sequence_tokens: torch.Tensor
+    """[S] float32, the trained tokens of each token's sequence, in all parts of the row."""
     lengths: tuple[int, ...] | None = None
     """Parts that lie end to end in the whole row of a packed or shared batch: a sequence, or what it does not share
     with one before it. None of a padded batch.
@@ -107,6 +111,8 @@ def part_of(batch: MicroBatch, part: int, parts: int) -> MicroBatch:
         batch.targets[trained],
         batch.advantages[trained],
         batch.behaviour_logprobs[trained],
+        batch.sequences[trained],
+        batch.sequence_tokens[trained],
         (*batch.lengths, missing) if missing else batch.lengths,
         torch.cat([batch.position_ids, torch.from_numpy(filler)[None]], 1)[:, held],
         (*batch.paths, batch.input_ids.shape[1] + filler) if batch.paths and missing else batch.paths,
@@ -165,6 +171,8 @@ def _add_trained(
         _join_arrays([np.asarray(s.token_ids, dtype=np.int64)[k] for s, k, _ in chosen], np.int64),
         _join_arrays([s.advantages[k] for s, k, _ in chosen], np.float32),
         _join_arrays([s.behaviour_logprobs[k] for s, k, _ in chosen], np.float32),
+        _join_arrays([np.full(len(k), number) for number, k in enumerate(k for k in kept if len(k))], np.int64),
+        _join_arrays([np.full(len(k), len(k)) for k in kept], np.float32),
     )
 
 

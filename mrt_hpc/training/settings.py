@@ -34,6 +34,8 @@ class TrainerSettings:
     seed: int = 0
     longest: int | None = None
     """The longest trained sequence, in tokens; None for the longest that the model holds."""
+    longest_trace: int = 1
+    """``sampling.max_tokens``, by which ``aggregation: constant`` divides whatever a length curriculum allows."""
 
 
 # The learning rate as a pure function of the step number: nothing to store, nothing to resume.

@@ -50,7 +50,7 @@ class UpdateStats:
     """
 
     loss: float
-    """The minimised objective per trained token; mean over optimiser steps."""
+    """The minimised objective, divided as ``training.aggregation`` says; mean over optimiser steps."""
     grad_norm: float
     """Global norm before clipping; mean over optimiser steps."""
     learning_rate: float
@@ -64,16 +64,22 @@ class UpdateStats:
     kl_old: float
     """KL from the policy before this update (k3)."""
     clip_fraction: float
-    """Share of tokens whose ratio was clipped."""
+    """Share of tokens whose gradient the loss bounds: ``clipped`` and ``gspo_token`` end it, ``cispo`` clips its ratio,
+    ``dppo`` and ``masked`` leave the token out.
+    """
     mismatch_mean: float
     """Mean of pi_old / mu before truncation; 1 when engine and trainer agree."""
     mismatch_max: float
+    effective_sample_share: float
+    """Kish's effective sample size, (sum of w)^2 / sum of w^2 with w = pi_old / mu before truncation, as a share of the
+    tokens; 1 when all weigh the same.
+    """
     mismatch_kl: float
     """KL from the behaviour policy to pi_old (k3)."""
     importance_capped_share: float
     """Share of tokens whose importance weight was above its cap; unrelated to truncated rollouts."""
     tokens: int
-    """Trained tokens of the batch, the divisor of the loss; summed over optimiser steps."""
+    """Trained tokens of the batch; summed over optimiser steps."""
     computed_tokens: int
     """Trained tokens that were computed; the others have advantage 0 and change nothing."""
     positions: int

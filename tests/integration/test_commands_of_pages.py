@@ -24,7 +24,7 @@ SHARED = "/shared/me"
 """The user's folder on a cluster, as the pages call it."""
 STANDS_FOR = {"RUN": QUICKSTART, "RECIPE": "quickstart"}
 """What is typed for some of the names that stand for many things; others are typed as they are."""
-EXAMPLES = ("my_mode", "my_verifier", "my_service", "my_queue")
+EXAMPLES = ("my_loss", "my_mode", "my_verifier", "my_service", "my_queue")
 """What a user copies as docs/extending.md says, which writes out the command for `my_method` alone."""
 BEGINS = "begins"
 """The outcome of a command that works for minutes: a task of it runs, and Ctrl-C ends it."""

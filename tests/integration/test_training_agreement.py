@@ -172,6 +172,8 @@ def test_the_difference_between_engine_and_trainer_is_told(folder: Path, world_s
     update = measured(folder, world_size, "2:40:fp32:1:-")["updates"][0]
     assert update["mismatch_mean"] == pytest.approx(float(ratios.mean()), rel=1e-3)
     assert update["mismatch_max"] == pytest.approx(float(ratios.max()), rel=1e-3)
+    effective = float(ratios.sum() ** 2 / ratios.square().sum()) / len(ratios)
+    assert update["effective_sample_share"] == pytest.approx(effective, rel=1e-3)
     assert update["importance_capped_share"] == pytest.approx(float((ratios > 1.5).float().mean()), abs=1e-6)
     assert update["computed_tokens"] == len(ratios) < update["tokens"] == sum(s.trained_tokens for s in batch)
 

@@ -26,6 +26,8 @@ def test_few_answers_and_a_policy_far_from_the_one_that_sampled_are_told(tmp_pat
     near, far = ({"mismatch_kl": 0.001, "importance_capped_share": share} for share in (0.002, 0.08))
     assert [few_answers(share, "iteration 0") is not None for share in (None, 0.09, 0.1)] == [False, True, False]
     assert [sampler_mismatch(of, "x") is not None for of in ({}, near, {"mismatch_kl": 0.2})] == [False, False, True]
+    for share, warned in ((0.2, True), (0.9, False), (0.0, False)):
+        assert (sampler_mismatch({"effective_sample_share": share}, "x") is not None) is warned, share
     run = run_of(tmp_path / "run")
     publish_some(run, 1)
     warnings = few_answers(0.09, "iteration 0"), sampler_mismatch(far, "iteration 0")

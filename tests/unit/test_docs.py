@@ -163,7 +163,7 @@ def section(heading: str) -> dict[str, str]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a user writes a recipe; the examples lie beside it under their own names."""
-    for example in ("my_method.py", "my_mode.py", "my_verifier.py", "my_service.py", "my_queue.py"):
+    for example in ("my_method.py", "my_loss.py", "my_mode.py", "my_verifier.py", "my_service.py", "my_queue.py"):
         shutil.copy(ROOT / "tests" / "examples" / example, tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -175,8 +175,8 @@ def made(folder: Path, text: str, name: str = "run") -> RunLayout:
 
 
 ADDED = (
-    "algorithm", "prover", "verifier", "verifier that is a function", "verifier that asks a service", "benchmark",
-    "way of evaluating",
+    "algorithm", "prover", "loss", "verifier", "verifier that is a function", "verifier that asks a service",
+    "benchmark", "way of evaluating",
 )  # fmt: skip
 
 

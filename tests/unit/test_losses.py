@@ -5,18 +5,28 @@ import math
 import pytest
 import torch
 
+from mrt_hpc.recipe.kinds import LOSSES
 from mrt_hpc.recipe.sections import Training
+from mrt_hpc.training.loss_kinds import LossTokens
 from mrt_hpc.training.losses import SUMS, TokenLoss, likelihood_loss, policy_loss
 from mrt_hpc.training.settings import learning_rate
 
 CLIPS = Training(learning_rate=1e-6, clip_low=0.2, clip_high=0.3, importance_cap=2.0, kl_coefficient=0.0)
 
 
+def loss_of(*given: torch.Tensor, settings: Training = CLIPS, reference: torch.Tensor | None = None) -> TokenLoss:
+    """The loss of one sequence, from log-probabilities, old ones, the sampler's, and advantages."""
+    logprobs, old, behaviour, advantages = given
+    numbers, lengths = torch.zeros(len(old), dtype=torch.int64), torch.full((len(old),), float(len(old)))
+    tokens = LossTokens(logprobs, old, behaviour, advantages, numbers, lengths, settings)
+    return policy_loss(tokens, torch.zeros_like(advantages), reference)
+
+
 def one_token(ratio: float = 1.0, weight: float = 1.0, advantage: float = 1.0) -> tuple[TokenLoss, float]:
     """The loss of a token with pi / pi_old and pi_old / mu as given, and its gradient by log pi."""
     old = torch.tensor([-1.0])
     logprobs = (old + math.log(ratio)).requires_grad_()
-    loss = policy_loss(logprobs, old, old - math.log(weight), torch.tensor([advantage]), torch.zeros(1), CLIPS)
+    loss = loss_of(logprobs, old, old - math.log(weight), torch.tensor([advantage]))
     loss.total.backward()
     assert logprobs.grad is not None
     return loss, logprobs.grad.item()
@@ -51,7 +61,7 @@ def test_importance_weights_are_truncated_and_told_untruncated(weight: float, us
 def test_weight_times_ratio_is_the_ratio_to_the_behaviour_policy_and_a_hopeless_mismatch_stays_finite() -> None:
     assert one_token(ratio=1.1, weight=1.5)[0].total.item() == pytest.approx(-1.65, rel=1e-6)
     old = torch.tensor([-1.0])
-    loss = policy_loss(old, old, torch.tensor([-200.0]), torch.ones(1), torch.zeros(1), CLIPS)
+    loss = loss_of(old, old, torch.tensor([-200.0]), torch.ones(1))
     assert loss.total.item() == -2.0
     assert all(map(math.isfinite, named(loss).values()))
 
@@ -71,7 +81,8 @@ def test_the_gradient_of_the_kl_term_is_that_of_the_policy_from_the_reference(st
     settings = Training(learning_rate=1e-6, importance_cap=100.0, kl_coefficient=0.5)
     nothing = torch.zeros(1, dtype=torch.float64)
     losses = [
-        policy_loss(policy[[a]], old[[a]], engine[[a]], nothing, nothing, settings, reference[[a]]) for a in range(4)
+        loss_of(policy[[a]], old[[a]], engine[[a]], nothing, settings=settings, reference=reference[[a]])
+        for a in range(4)
     ]
     probability = engine.exp()
     mean = torch.stack([p * loss.total for p, loss in zip(probability, losses, strict=True)]).sum()
@@ -88,11 +99,13 @@ def test_likelihood() -> None:
     assert (loss.total.item(), named(loss)["nll"], named(loss)["entropy"]) == (2.0, 3.0, pytest.approx(0.7))
 
 
-def test_no_tokens_give_a_zero_that_can_be_differentiated() -> None:
+@pytest.mark.parametrize("kind", LOSSES.built_in)
+def test_no_tokens_give_a_zero_that_can_be_differentiated(kind: str) -> None:
     """What a filler micro-batch passes through the loss."""
     weight, empty = torch.ones(3, requires_grad=True), torch.zeros(0)
     nothing = weight[:0]
-    loss = policy_loss(nothing, nothing.detach(), empty, empty, empty, CLIPS)
+    chosen = Training(learning_rate=1e-6, loss={"type": kind})  # type: ignore[arg-type]
+    loss = loss_of(nothing, nothing.detach(), empty, empty, settings=chosen)
     loss.total.backward()
     assert loss.total.item() == 0.0
     assert weight.grad is not None and weight.grad.tolist() == [0.0, 0.0, 0.0]

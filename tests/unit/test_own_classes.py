@@ -78,6 +78,7 @@ def naming(folder: Path, section: str, *lines: str) -> tuple[Path, int]:
     [
         ("algorithm", "my_method", "LastEpisode", "weight", -1, "a number of at least 0", "wieght"),
         ("prover", "my_method", "Cautious", "branches", 0, "from 1 to 1,000,000", "branchs"),
+        ("training.loss", "my_loss", "SoftGate", "sharpness", 0, "a number above 0", "sharpnes"),
         ("data.verifier", "my_verifier", "LastLineChoice", "choices", 1, "from 2 to 26", "choises"),
         ("", "my_queue", "ScriptSite", "most_scripts", 0, "from 1 to 1,000,000", "most_script"),
     ],

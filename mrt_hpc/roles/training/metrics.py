@@ -44,7 +44,10 @@ class Timeline:
         return time.monotonic() - self._start
 
 
-OF_ROLLOUTS = frozenset({"mismatch_mean", "mismatch_max", "mismatch_kl", "importance_capped_share", "clip_fraction"})
+OF_ROLLOUTS = frozenset({
+    "mismatch_mean", "mismatch_max", "mismatch_kl", "importance_capped_share", "clip_fraction",
+    "effective_sample_share",
+})  # fmt: skip
 """Compared with the server's probabilities, which given samples lack."""
 
 
