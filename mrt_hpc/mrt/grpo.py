@@ -56,7 +56,10 @@ def outcome_advantages(
 
 
 def compared(rewards: NDArray[np.float64], baseline: Baseline) -> NDArray[np.float64]:
-    """[n] the rewards of one group less their baseline, as :func:`outcome_advantages`."""
+    """[n] the rewards of one group less their baseline.
+
+    Source: as :func:`outcome_advantages`.
+    """
     if baseline is Baseline.PREFIX:
         return rewards
     return leave_one_out(rewards) if baseline is Baseline.LEAVE_ONE_OUT else rewards - rewards.mean()

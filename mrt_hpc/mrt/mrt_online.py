@@ -90,7 +90,10 @@ def token_credits(
 
 
 def prefix_values(values: NDArray[np.float64], bounds: Sequence[int], tokens: int) -> NDArray[np.float64]:
-    """[T] the value of the prefix before the episode that credits a token; V_k for the answer."""
+    """[T] the value of the prefix before the episode that credits a token; V_k for the answer.
+
+    Source: Kazemnejad et al. (2024), VinePPO.
+    """
     return spread_over_tokens(values, [0, *bounds[1:], tokens], tokens)
 
 

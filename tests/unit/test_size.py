@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).parents[2] / "mrt_hpc"
 # -- the tables: paste here what a failure or ``python tests/unit/test_size.py`` prints -------------------------------
 
 ROOMS: dict[str, int] = {
-    "algorithms": 720,  # samples and starts are those of algorithms
+    "algorithms": 760,  # samples and starts are those of algorithms; credits, baselines and their earlier names
     "analysis": 4740,  # the tables of a run for programs, and what compare names, are here; few effective tokens
     "api": 220,  # the public face
     "attempt": 1400,  # what an end counts is here and not in `run`; one function for all ends, and what is typed then
@@ -36,9 +36,9 @@ ROOMS: dict[str, int] = {
     "images": 200,
     "inference": 2200,  # imports of files that were cut by concept
     "modes": 400,
-    "mrt": 560,
+    "mrt": 640,  # credits, and the tokens that end an episode
     "plan": 1280,  # hours of nodes that are given whole, the tasks that fill them, and shapes in place of 45 recipes
-    "provers": 660,
+    "provers": 700,  # branches that traces share
     "recipe": 3100,  # a fifth kind of classes, losses, and the divisor of a loss
     "roles": 4000,  # imports of files that were cut by concept
     "run": 2920,  # columns of records are read as tables; a program has its own umask again after it submits
