@@ -8,6 +8,7 @@ from mrt_hpc.algorithms.base import SupervisedAlgorithm as SupervisedAlgorithm
 from mrt_hpc.algorithms.batch import Batch as Batch
 from mrt_hpc.algorithms.batch import Learnt as Learnt
 from mrt_hpc.algorithms.batch import rollout_sequences as rollout_sequences
+from mrt_hpc.algorithms.mrt_online import MrtOnline as MrtOnline
 from mrt_hpc.algorithms.samples import SampleSource as SampleSource
 from mrt_hpc.analysis.comparing import Compared as Compared
 from mrt_hpc.api import Run as Run
@@ -39,6 +40,7 @@ from mrt_hpc.modes.base import needs_tags as needs_tags
 from mrt_hpc.modes.writer import Draft as Draft
 from mrt_hpc.modes.writer import Writer as Writer
 from mrt_hpc.mrt.grpo import outcome_token_advantages as outcome_token_advantages
+from mrt_hpc.mrt.progress import spread_over_tokens as spread_over_tokens
 from mrt_hpc.mrt.sft import MaskedTokens as MaskedTokens
 from mrt_hpc.mrt.values import Estimate as Estimate
 from mrt_hpc.plan.jobs import DependencyKind as DependencyKind

@@ -1,4 +1,4 @@
-"""An algorithm and a prover of a user's own, as they lie beside a recipe. Nothing of the package names them.
+"""An algorithm, a credit and a prover of a user's own, as they lie beside a recipe. Nothing of the package names them.
 
 docs/extending.md explains both; tests/unit/test_own_classes.py runs them.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from mrt_hpc import (
@@ -17,12 +18,14 @@ from mrt_hpc import (
     GradedBoundary,
     Learnt,
     MonteCarlo,
+    MrtOnline,
     ProverTools,
     Recipe,
     RolloutAlgorithm,
     SamplingProver,
     misfit,
     rollout_sequences,
+    spread_over_tokens,
 )
 
 
@@ -46,6 +49,17 @@ class LastEpisode(RolloutAlgorithm):
         """Refuse a thought without a second episode."""
         if recipe.episodes.max_episodes < 2:
             raise misfit("episodes.max_episodes", "at least 2 with this algorithm: it looks at the last episode")
+
+
+class GainsOnly(MrtOnline):
+    """MRT-online whose credit is the progress of episodes that gain value; a loss of value costs nothing."""
+
+    type: str
+
+    def token_credits(self, batch: Batch) -> list[NDArray[np.float64]]:
+        """Return B arrays [T_i]: what alpha multiplies on each token."""
+        traces = zip(batch.value_arrays, batch.credit_bounds, batch.lengths, strict=True)
+        return [spread_over_tokens(np.diff(values).clip(min=0), bounds, n) for values, bounds, n in traces]
 
 
 class Cautious(SamplingProver):

@@ -150,6 +150,7 @@ def test_a_class_is_tried_by_its_name_or_itself(here: Path) -> None:
     import my_verifier
 
     assert check_algorithm("my_method:LastEpisode", "runs/quickstart", "algorithm.weight=0.5") == []
+    assert check_algorithm("my_method:GainsOnly", "runs/quickstart", "algorithm.alpha=0.5") == []
     assert check_algorithm(my_method.LastEpisode, here / "runs" / "quickstart", iteration=0) == []
     check_prover(my_method.Cautious, "runs/quickstart", "prover.max_tokens=4")
     check_verifier(my_verifier.same_words, "runs/quickstart")
