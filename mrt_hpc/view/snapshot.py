@@ -313,7 +313,7 @@ def _limits(look: RunLook) -> Iterator[Upcoming]:
 
 
 def _starts(look: RunLook, now: float) -> Iterator[Upcoming]:
-    """The starts that the queue expects, the first of each job. Where somebody has changed the time limit of a job, the
+    """The starts that the queue expects, the first of each job. Where a user has changed the time limit of a job, the
     start that follows from its end may lie in the past: then nothing is forecast.
     """
     for name, task in _first_of_each_job(look, QueueState.PENDING):

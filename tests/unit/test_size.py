@@ -78,6 +78,13 @@ MOST_ODD_NAMES = 0.03
 """The share of functions that are named by a participle alone, or begin with a preposition: a reader cannot tell
 whether such a function acts or returns something.
 """
+SUBJECTLESS = re.compile(
+    r"^\s*(What|How|Why|Those)\b|\b[Tt]hat which\b|\bwhat (is|a|they)\b|\bwhere (it|they|none)\b|\bthose (of|that)\b"
+)
+"""Relative clauses and pronouns in the place of the thing that they stand for."""
+MOST_SUBJECTLESS = 0.09
+"""The share of docstrings with one of them; they were a third."""
+LITERARY = re.compile(r"\b([Nn]obody|[Ww]hoever|[Aa]new|under way|[Ss]omebody)\b")
 PREPOSITIONS = re.compile(
     "(with|without|in|on|at|by|for|from|of|to|as|beside|below|behind|between|after|before|during)$"
 )
@@ -284,15 +291,22 @@ def test_a_function_is_named_by_what_it_does_or_returns() -> None:
     assert len(odd) <= MOST_ODD_NAMES * len(functions()), f"{advice}: {', '.join(odd)}"
 
 
-def docstring_words(path: Path) -> int:
+def docstrings(path: Path) -> list[str]:
     bodies = [getattr(node, "body", ()) for node in ast.walk(tree_of(path))]
     lines = [line.value for body in bodies if isinstance(body, list) for line in body if isinstance(line, ast.Expr)]
-    texts = (line.value for line in lines if isinstance(line, ast.Constant))
-    return sum(len(text.split()) for text in texts if isinstance(text, str))
+    return [x.value for x in lines if isinstance(x, ast.Constant) and isinstance(x.value, str)]
 
 
 def test_docstrings_say_what_names_cannot_and_no_more() -> None:
-    assert sum(map(docstring_words, paths())) <= MOST_WORDS
+    assert sum(len(text.split()) for path in paths() for text in docstrings(path)) <= MOST_WORDS
+
+
+def test_sentences_have_a_subject_and_no_literary_turn() -> None:
+    texts = [text for path in paths() for text in docstrings(path)]
+    without = sum(SUBJECTLESS.search(text) is not None for text in texts) / len(texts)
+    assert without <= MOST_SUBJECTLESS, "name the thing and what acts: see sentences that begin with What, How, Those"
+    pages = [page.read_text() for page in (PACKAGE.parent / "README.md", *(PACKAGE.parent / "docs").glob("*.md"))]
+    assert [found[0] for text in (*texts, *pages) if (found := LITERARY.search(text))] == []
 
 
 def test_no_class_name_stands_in_two_files() -> None:
