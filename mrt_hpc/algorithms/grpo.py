@@ -1,7 +1,6 @@
 """GRPO: the outcome reward alone, compared within the group of a problem."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,12 +8,13 @@ from numpy.typing import NDArray
 from mrt_hpc.algorithms.base import RolloutAlgorithm
 from mrt_hpc.algorithms.batch import Batch, Learnt, rollout_sequences
 from mrt_hpc.mrt.grpo import Baseline, Normalise, outcome_token_advantages
+from mrt_hpc.recipe.base import FormerValues
 
 
 class OutcomeAlgorithm(RolloutAlgorithm):
     """One advantage for all tokens of a rollout, from one reward of each rollout."""
 
-    former_values: ClassVar[Mapping[str, Mapping[bool | str, Mapping[str, Any]]]] = {
+    former_values: ClassVar[FormerValues] = {
         "divide_by_std": {True: {"baseline": "group", "normalise": "group_std"}, False: {"baseline": "group"}}
     }
 
@@ -25,7 +25,7 @@ class OutcomeAlgorithm(RolloutAlgorithm):
     normalise: Literal["none", "group_std", "batch_std"] = "none"
     """The deviation that divides the advantages: none (Dr. GRPO), that of the group (GRPO), or that of the batch."""
 
-    def compared(self, batch: Batch, rewards: NDArray[np.float64]) -> Learnt:
+    def learnt_with(self, batch: Batch, rewards: NDArray[np.float64]) -> Learnt:
         """The sequences of a batch with these rewards, [B]."""
         advantages = outcome_token_advantages(
             rewards,
@@ -46,4 +46,4 @@ class Grpo(OutcomeAlgorithm):
     type: Literal["grpo"] = "grpo"
 
     def learnt(self, batch: Batch) -> Learnt:
-        return self.compared(batch, batch.rewards)
+        return self.learnt_with(batch, batch.rewards)

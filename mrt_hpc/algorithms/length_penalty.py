@@ -25,4 +25,4 @@ class LengthPenalty(OutcomeAlgorithm):
     def learnt(self, batch: Batch) -> Learnt:
         lengths = np.array(batch.lengths, dtype=np.float64)
         rewards = penalised_rewards(batch.rewards, lengths, batch.problem_ids, coefficient=self.coefficient)
-        return self.compared(batch, rewards)
+        return self.learnt_with(batch, rewards)

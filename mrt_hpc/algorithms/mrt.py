@@ -1,9 +1,9 @@
 """MRT from stale traces, see :mod:`mrt_hpc.mrt.mrt`."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -16,7 +16,7 @@ from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
 from mrt_hpc.mrt import mrt
 from mrt_hpc.mrt.grpo import Baseline, Normalise
 from mrt_hpc.plan.hours import branch_tokens, tokens_per_value, trace_tokens
-from mrt_hpc.recipe.base import misfit
+from mrt_hpc.recipe.base import FormerValues, misfit
 from mrt_hpc.recipe.kinds import ExpectedTokens, ProverSettings, Refreshed
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.layout import is_collection
@@ -32,7 +32,7 @@ class Mrt(RolloutAlgorithm, Refreshed):
     """
 
     needs_prover: ClassVar[bool] = True
-    former_values: ClassVar[Mapping[str, Mapping[bool | str, Mapping[str, Any]]]] = {
+    former_values: ClassVar[FormerValues] = {
         "divide_by_std": {True: {"normalise": "outcome_group_std"}, False: {}},
         "baseline": {"termination": {"baseline": "prefix"}},
     }

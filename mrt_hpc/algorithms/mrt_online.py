@@ -12,11 +12,12 @@ from pydantic import Field
 from mrt_hpc.algorithms.base import RolloutAlgorithm, check_one_temperature
 from mrt_hpc.algorithms.batch import Batch, Learnt, rollout_sequences, sampled_sequence
 from mrt_hpc.errors import UserError
+from mrt_hpc.inference.tokens import digest_of_ids
 from mrt_hpc.mrt.grpo import Baseline, Normalise
 from mrt_hpc.mrt.mrt_online import branch_advantages, token_advantages, token_credits
 from mrt_hpc.mrt.progress import Credit
 from mrt_hpc.plan.hours import boundaries_per_trace
-from mrt_hpc.recipe.base import Tokens, misfit
+from mrt_hpc.recipe.base import FormerValues, Tokens, misfit
 from mrt_hpc.recipe.kinds import ExpectedTokens
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.records import Branch, Rollout
@@ -35,7 +36,7 @@ class MrtOnline(RolloutAlgorithm):
 
     needs_prover: ClassVar[bool] = True
     former_fields: ClassVar[Mapping[str, Any]] = {"normalise_progress": False}
-    former_values: ClassVar[Mapping[str, Mapping[bool | str, Mapping[str, Any]]]] = {
+    former_values: ClassVar[FormerValues] = {
         "divide_by_std": {True: {"baseline": "group", "normalise": "outcome_group_std"}, False: {"baseline": "group"}}
     }
     type: Literal["mrt_online"] = "mrt_online"
@@ -142,13 +143,13 @@ def branch_sequences(batch: Batch, question_ids: Sequence[int]) -> tuple[list[Tr
     ordered = sorted(batch.branches, key=lambda b: (b.problem_id, b.sample, b.boundary, b.branch))
     sequences: list[TrainingSequence] = []
     dropped: list[Branch] = []
-    prefixes: set[tuple[int, ...]] = set()
+    prefixes: set[str] = set()
     for (problem, sample, boundary), members in groupby(ordered, key=lambda b: (b.problem_id, b.sample, b.boundary)):
         branches, rollout = list(members), rollouts[problem, sample]
         context = [*rollout.prompt_ids, *rollout.prefix(boundary), *question_ids]
-        if tuple(context) in prefixes:  # rollouts with the same prefix share its branches
+        if (prefix := digest_of_ids(context)) in prefixes:  # rollouts with the same prefix share its branches
             continue
-        prefixes.add(tuple(context))
+        prefixes.add(prefix)
         if any(b.prompt_tokens != len(context) for b in branches):
             dropped += branches  # the other branches of the boundary would have no comparison
             continue

@@ -6,6 +6,7 @@ Mistral). Any other tokenizer gets the rule that reproduces texts exactly. The c
 ignored: several byte-level families name LlamaTokenizer, which would build another tokenizer.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.ownership import file_bytes
@@ -45,6 +48,11 @@ def thought_and_answer(text: bytes, thought_end: bytes) -> tuple[bytes, bytes | 
         return thought, answer if ended else None
     box = last_box(text)
     return (text, None) if box is None else (text[:box], text[box:])
+
+
+def digest_of_ids(token_ids: Sequence[int]) -> str:
+    """SHA-256, by which equal prefixes are known without keeping them."""
+    return hashlib.sha256(np.asarray(token_ids, dtype=np.int64).tobytes()).hexdigest()
 
 
 def answer_start(forced_text: str, thought_end: str) -> str:

@@ -49,13 +49,13 @@ def outcome_advantages(
     advantages = np.zeros_like(rewards, dtype=np.float64)
     for members in group_members(groups):
         group = rewards[members]
-        advantages[members] = compared(group, baseline)
+        advantages[members] = group_advantages(group, baseline)
         if divide_by_std:
             advantages[members] /= group.std() + STD_FLOOR
     return advantages
 
 
-def compared(rewards: NDArray[np.float64], baseline: Baseline) -> NDArray[np.float64]:
+def group_advantages(rewards: NDArray[np.float64], baseline: Baseline) -> NDArray[np.float64]:
     """[n] the rewards of one group less their baseline.
 
     Source: as :func:`outcome_advantages`.

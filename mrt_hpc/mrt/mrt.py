@@ -21,7 +21,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from mrt_hpc.mrt.grpo import STD_FLOOR, Baseline, Normalise, compared, leave_one_out, normalise_advantages
+from mrt_hpc.mrt.grpo import STD_FLOOR, Baseline, Normalise, group_advantages, leave_one_out, normalise_advantages
 
 
 class Bonus(StrEnum):
@@ -67,7 +67,7 @@ def continued_advantages(
     rewards = group.continued
     if baseline is Baseline.PREFIX:
         return rewards - group.value
-    outcome = compared(rewards, baseline)
+    outcome = group_advantages(rewards, baseline)
     if normalise is Normalise.OUTCOME_GROUP_STD:
         outcome = outcome / (rewards.std() + STD_FLOOR)
     whole = outcome + alpha * (_reached_values(group, bonus) - group.value)

@@ -3,7 +3,6 @@ have given.
 """
 
 import asyncio
-import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from mrt_hpc.inference.protocol import Request, SamplingSettings
 from mrt_hpc.inference.sampler import Generator
-from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.inference.tokens import TokenBytes, digest_of_ids
 from mrt_hpc.inference.traces import CandidateLook, SampledBranch, SampledTrace, ScoringCost, Trust
 from mrt_hpc.mrt.values import BranchStep, look_ahead
 from mrt_hpc.provers.box_tokens import Closing, box_end, could_end
@@ -44,7 +43,7 @@ class BranchKey:
     @classmethod
     def of(cls, trace: SampledTrace, boundary: int, numbers: range) -> "list[BranchKey]":
         """Of each of these branches at a boundary."""
-        prefix = hashlib.sha256(np.asarray(trace.context(boundary), dtype=np.int64).tobytes()).hexdigest()
+        prefix = digest_of_ids(trace.context(boundary))
         return [cls(trace.iteration, trace.group.problem.id, prefix, number) for number in numbers]
 
 
@@ -100,7 +99,8 @@ class Branches:
 
     async def draw(self, trace: SampledTrace, numbers: Mapping[int, range]) -> list[SampledBranch]:
         """The branches of these numbers, by boundary."""
-        keys = {key: boundary for boundary, these in numbers.items() for key in BranchKey.of(trace, boundary, these)}
+        asked = [(boundary, these) for boundary, these in numbers.items() if these]
+        keys = {key: boundary for boundary, these in asked for key in BranchKey.of(trace, boundary, these)}
         shared = {key: self._asked[key] for key in keys if key in self._asked}
         drawn = await self._draw_fresh(trace, {key: boundary for key, boundary in keys.items() if key not in shared})
         if waiting := [future for future in shared.values() if not future.done()]:

@@ -111,6 +111,10 @@ def refuse_all(*checks: Callable[[], None]) -> None:
         )
 
 
+FormerValues = Mapping[str, Mapping[bool | str, Mapping[str, Any]]]
+"""A field of an earlier version, and for each of its values the fields that say the same now."""
+
+
 class Section(BaseModel):
     """A part of a recipe: immutable, with no unknown fields, each field documented by the text under it."""
 
@@ -119,8 +123,8 @@ class Section(BaseModel):
     former_fields: ClassVar[Mapping[str, Any]] = {}
     """Fields of earlier versions, with the value that always holds now: a run whose lock has it goes on."""
 
-    former_values: ClassVar[Mapping[str, Mapping[bool | str, Mapping[str, Any]]]] = {}
-    """Fields of earlier versions, and for each of their values the fields that say the same now."""
+    former_values: ClassVar[FormerValues] = {}
+    """Those of earlier versions: a run whose lock has them goes on."""
 
 
 K = TypeVar("K")

@@ -124,18 +124,18 @@ class TrainerEngine:
         steps = arranged.steps or [((),) * (world_size // parts)]
         chunks = self._chunks(computed, steps)
         micro_steps = [self._micro_step(computed, step, count) for step, count in zip(steps, chunks, strict=True)]
-        tokens, divisor = sum(s.trained_tokens for s in sequences), self._divisor(sequences)
-        return MiniBatch(micro_steps, tokens, divisor, arranged, computed, steps)
+        counts = [s.trained_tokens for s in sequences]
+        return MiniBatch(micro_steps, sum(counts), self._divisor(counts), arranged, computed, steps)
 
-    def _divisor(self, sequences: Sequence[TrainingSequence]) -> int:
-        """Sequences that are not computed count as the others."""
+    def _divisor(self, counts: Sequence[int]) -> int:
+        """Of the trained tokens of each sequence; sequences that are not computed count as the others."""
         match self.settings.training.aggregation:
             case Aggregation.TOKEN:
-                return sum(s.trained_tokens for s in sequences)
+                return sum(counts)
             case Aggregation.SEQUENCE:
-                return sum(s.trained_tokens > 0 for s in sequences)
+                return sum(count > 0 for count in counts)
             case Aggregation.CONSTANT:
-                return len(sequences) * self.settings.longest_trace
+                return len(counts) * self.settings.longest_trace
 
     def accumulate(
         self,
