@@ -102,6 +102,12 @@ class RolloutAlgorithm(Algorithm):
 
     samples_rollouts: ClassVar[bool] = True
 
+    def has_signal(self, group: "Batch") -> bool:
+        """Whether an update learns anything of one problem's rollouts, for ``sampling.resample: advantage``. A class
+        whose ``learnt`` draws random numbers, or compares problems, answers by the group alone.
+        """
+        return bool(self.learnt(group).groups_with_signal)
+
     @abstractmethod
     def learnt(self, batch: "Batch") -> "Learnt":
         """The sequences of an iteration, with the advantage of each token. The random generators of Python, NumPy and

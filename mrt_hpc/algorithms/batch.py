@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from mrt_hpc.run.groups import Group
 
 
+LEAST_ADVANTAGE = 1e-6
+"""Smaller ones are rounding: of equal rewards less their mean."""
+
+
 @dataclass(frozen=True)
 class Batch:
     rollouts: list[Rollout]
@@ -77,6 +81,12 @@ class Learnt:
     """The identity of the training data; the trainer writes it here."""
     batch: Batch | None = None
     """The rollouts that the sequences were made from; the trainer writes it here. None where samples are learnt."""
+
+    @property
+    def groups_with_signal(self) -> set[str]:
+        """The groups with an advantage that is not 0, but for rounding."""
+        sequences = [*self.sequences, *self.branches]
+        return {s.group for s in sequences if np.any(np.abs(s.advantages[s.mask]) > LEAST_ADVANTAGE)}
 
 
 def batch_of(groups: "Sequence[Group]", question_ids: Callable[[], Sequence[int]] = list) -> Batch:

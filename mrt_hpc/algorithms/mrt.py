@@ -75,8 +75,8 @@ class Mrt(RolloutAlgorithm, Refreshed):
         return Learnt([s for members in by_problem.values() for s in _group_sequences(members, self)])
 
     def cost(self, recipe: Recipe, iteration: int) -> ExpectedTokens:
-        """Of one stale trace a problem in a collection. Otherwise of both halves of its rollouts: branches only at the
-        end of each continued rollout's first new episode, if the bonus needs them, as forced rollouts are no branches.
+        """Of one stale trace a problem in a collection; otherwise of both halves, with branches only at the end of each
+        continued rollout's first new episode, if the bonus needs them.
         """
         usual, trace = super().cost(recipe, iteration), trace_tokens(recipe, iteration)
         trained = usual.trained if self.train_terminated else usual.trained / 2
@@ -236,8 +236,8 @@ def _prefix_group(
 def _forced_sequence(rollout: Rollout, stop: float, answer: float) -> TrainingSequence:
     """Of a rollout forced to answer, the choice to stop and the answer are learnt, not the text between.
 
-    The forced text begins with the closing tag (``check`` ensures it), whose first token is the choice. It has a
-    behaviour log-probability of 0, so that the trainer's importance weight is the policy's own probability of stopping.
+    The forced text begins with the closing tag (``check`` ensures it), whose first token is the choice. Its behaviour
+    log-probability is 0: the trainer's importance weight is the policy's probability of stopping.
     """
     forced = rollout.prompt_ids[len(rollout.prompt_ids) - rollout.forced :]
     sampled = len(rollout.token_ids)

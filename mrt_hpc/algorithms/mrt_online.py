@@ -133,11 +133,8 @@ def branch_sequences(batch: Batch, question_ids: Sequence[int]) -> tuple[list[Tr
     """The sequences of the branches, each compared with the others at its boundary, and the number that were not
     sampled after the prover's text (``question_ids``), so that they cannot be learnt.
 
-    Branches that are all right or all wrong have advantage 0: like traces without a signal they count in the loss's
-    divisor, and are not computed.
-
-    Raises:
-        UserError: none of the branches was sampled after that text.
+    Branches that are all right or all wrong count in the loss's divisor, with advantage 0. UserError where none was
+    sampled after that text.
     """
     rollouts = {(r.problem_id, r.sample): r for r in batch.rollouts}
     ordered = sorted(batch.branches, key=lambda b: (b.problem_id, b.sample, b.boundary, b.branch))

@@ -165,7 +165,9 @@ class IterationMetrics(Record):
     """
     episodes_per_rollout: float | None = None
     signal_share: float | None = None
-    """Of the groups whose rewards differ, so that the outcome gives a gradient."""
+    """Of the groups of which the algorithm learns something; of earlier versions, of those whose rewards differ."""
+    thrown_groups: int = 0
+    """Groups that were sampled and thrown away, see ``sampling.resample``; their tokens count in the others."""
     truncated_share: float | None = None
     answered_share: float | None = None
     staleness_mean: float | None = None

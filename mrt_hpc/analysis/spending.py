@@ -1,13 +1,14 @@
 """The GPU-hours and core-hours of every attempt of a run, by role and by use. Where the queue keeps an account, its
 seconds and resources count, and the run's events say their use; elsewhere the events say both. Every second has one
-use, so the uses add up to the whole.
+use.
 """
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import accumulate
+from operator import add
 from typing import Any
 
 from mrt_hpc.analysis.measures import EvaluationSummary
@@ -26,6 +27,22 @@ Event = Mapping[str, Any]
 
 # -- attempts ----------------------------------------------------------------------------------------------------------
 # The attempts of a run's tasks, as their events describe them: begin, end, and what the time between was used for.
+
+
+@dataclass(frozen=True)
+class SampledTokens:
+    """The tokens of groups and shards that stay, and of the groups that were thrown away before them."""
+
+    every: int = 0
+    branches: int = 0
+    thrown: int = 0
+    thrown_groups: int = 0
+
+    def share(self, part: int) -> float:
+        return part / self.every if self.every else 0.0
+
+    def __add__(self, other: "SampledTokens") -> "SampledTokens":
+        return SampledTokens(*map(add, astuple(self), astuple(other)))
 
 
 Uses = tuple[tuple[float, Use], ...]
@@ -51,8 +68,7 @@ class SpentTime:
     """The time of its last result that stays; ``began`` where it had none."""
     loses: bool
     """Whether its work after ``kept`` is lost."""
-    branch_share: float
-    """Of the prover's branches in the tokens that it sampled."""
+    sampled: SampledTokens
 
     @property
     def task_id(self) -> str:
@@ -68,7 +84,9 @@ class SpentTime:
             safe = min(max(self.kept, start), end) if self.loses and use not in OF_NO_WORK else end
             spent[use] += safe - start
             spent[Use.LOST] += end - safe
-        spent[Use.BRANCHING] = self.branch_share * spent[Use.GENERATING]
+        spent[Use.THROWN] = self.sampled.share(self.sampled.thrown) * spent[Use.GENERATING]
+        spent[Use.GENERATING] -= spent[Use.THROWN]
+        spent[Use.BRANCHING] = self.sampled.share(self.sampled.branches) * spent[Use.GENERATING]
         spent[Use.GENERATING] -= spent[Use.BRANCHING]
         return {use: time for use, time in spent.items() if time}
 
@@ -124,7 +142,7 @@ def _attempt(
         uses=uses,
         kept=kept,
         loses=not finished and not (outcome is None and _runs(layout, first)),
-        branch_share=_branch_share(events),
+        sampled=_sampled_tokens(events),
     )
 
 
@@ -158,10 +176,10 @@ def _runs(layout: RunLayout, first: Event) -> bool:
     return record.state is TaskState.RUNNING and record.attempt == first["attempt"]
 
 
-def _branch_share(events: Sequence[Event]) -> float:
-    branches = sum(event.get("branch_tokens", 0) for event in events)
-    every = branches + sum(event.get("rollout_tokens", 0) for event in events)
-    return branches / every if every else 0.0
+def _sampled_tokens(events: Sequence[Event]) -> SampledTokens:
+    names = ("rollout_tokens", "branch_tokens", "thrown_tokens", "thrown_groups")
+    rollouts, branches, *thrown = (sum(event.get(name, 0) for event in events) for name in names)
+    return SampledTokens(rollouts + branches, branches, *thrown)
 
 
 HOUR_S = 3600.0
@@ -233,6 +251,8 @@ class Spending:
     """Whether the queue's accounting knows the run."""
     notes: tuple[str, ...] = ()
     """Facts about the numbers, a sentence each."""
+    sampled: SampledTokens = SampledTokens()
+    """Of all attempts, by their events."""
 
     @property
     def rows(self) -> list[UseHours]:
@@ -298,7 +318,8 @@ def spending(layout: RunLayout, plan: Plan, recipe: Experiment, accounts: Accoun
             f"{strange} attempt(s) do not count, as they name a job that no plan has: their records are damaged"
         )
     ordered = sorted(spent, key=lambda allocation: allocation.held.began)
-    return Spending(tuple(ordered), bool(allocations), tuple(notes))
+    tokens = sum((attempt.sampled for attempt in of_plan), SampledTokens())
+    return Spending(tuple(ordered), bool(allocations), tuple(notes), tokens)
 
 
 def match_attempts(

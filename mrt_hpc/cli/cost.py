@@ -33,9 +33,8 @@ QUEUED = "queued"
 def cost(run: Path, csv_file: Path | None, as_json: bool) -> None:
     """Show the GPU-hours of RUN by role and use (core-hours where it used no GPUs), and what a point of accuracy cost.
 
-    The hours are those of the cluster's accounting, of all attempts of all jobs. Without accounting they are those of
-    the run's own events, which also say what the time was used for. The uses add up to the whole. The time in the queue
-    stands beside, as nothing was allocated then.
+    The hours are those of the cluster's accounting, or without it of the run's own events, which also say what the time
+    was used for. The uses add up to the whole; the time in the queue stands beside.
 
     \b
     Examples:
@@ -120,6 +119,7 @@ def spending_data(reckoned: Reckoning) -> dict[str, Any]:
         "core_hours": spent.core_hours,
         "by_role_and_use": [asdict(row) for row in spent.rows],
         "queue_hours": spent.queue_hours,
+        "sampled_tokens": asdict(spent.sampled),
         "points": [asdict(price) for price in reckoned.prices],
         "notes": list(reckoned.notes),
     }
@@ -140,6 +140,11 @@ def _print(reckoned: Reckoning, run: Path) -> None:
     if spent.queue_hours:
         queued = ", ".join(f"{role} {hours:,.2f} h" for role, hours in spent.queue_hours.items())
         echo(f"time in the queue, all tasks together, not counted above: {queued}")
+    if (tokens := spent.sampled).thrown_groups:
+        echo(
+            f"{tokens.thrown_groups:,} group(s) with {tokens.thrown:,} of {tokens.every:,} sampled tokens were thrown "
+            "away, and other problems sampled in their place (sampling.resample)"
+        )
     for price in reckoned.prices:
         echo(price_text(price, of_gpus=reckoned.counts_gpus))
     print_notes(reckoned.notes)

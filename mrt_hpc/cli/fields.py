@@ -25,6 +25,7 @@ WIDEST = 110
 
 OTHER_NAMES: dict[str, str] = {
     "sampling.problems_per_iteration": "batch_size train_batch_size generation_batch_size",
+    "sampling.resample": "dynamic_sampling filter_groups",
     "sampling.rollouts_per_problem": "n num_generations rollouts_per_example group_size batch_size",
     "sampling.max_tokens": "max_completion_length max_response_length",
     "sampling.max_prompt_tokens": "max_prompt_length",

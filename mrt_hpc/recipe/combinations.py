@@ -54,6 +54,7 @@ def sampling_fits(recipe: "Recipe") -> None:
     sampling, algorithm, schedule = recipe.sampling, recipe.algorithm, recipe.schedule
     useless = {
         "sampling.problems_per_iteration": sampling.problems_per_iteration is not None,
+        "sampling.resample": sampling.resample != "none",
         "schedule.length_curriculum": bool(schedule.length_curriculum),
         "schedule.max_staleness": schedule.max_staleness > 0,
         "training.kl_coefficient": recipe.training.kl_coefficient > 0,

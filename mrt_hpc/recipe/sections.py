@@ -371,6 +371,14 @@ class Sampling(PromptLimits):
     """
     rollouts_per_problem: base.Count = 4
     """The number of rollouts of a problem: n, the size of a group."""
+    resample: Literal["none", "advantage", "outcome"] = "none"
+    """Which groups are thrown away, and another problem is sampled in their place: those of which the algorithm learns
+    nothing, as all advantages are 0 (advantage), or those whose rewards are all equal (outcome).
+    """
+    resample_limit: Annotated[int, Field(ge=2, le=100)] = 3
+    """With ``resample``, the maximum number of problems that are sampled for one place of an iteration. The last one
+    stays, whatever its rewards are.
+    """
     temperature: base.Temperature = 0.9
     """The sampling temperature. The trainer's log-probabilities use the same."""
     max_tokens: base.Tokens
@@ -378,6 +386,11 @@ class Sampling(PromptLimits):
     thought_end is closed. The reward is 0 where that box is still open, where the thought has not ended, and for models
     without tags.
     """
+
+    @property
+    def problems_per_place(self) -> int:
+        """The most problems that may be sampled for one group of an iteration."""
+        return 1 if self.resample == "none" else self.resample_limit
 
 
 # -- evaluation --------------------------------------------------------------------------------------------------------

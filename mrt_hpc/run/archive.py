@@ -1,7 +1,7 @@
 """Packs the groups of an iteration that training has passed into one file, instead of some six files a group.
 
-The archive is a zip of the committed directories with manifests and digests. Directories are removed once it is on the
-disk, so each group is always in one of the two. Readers look into the archive first.
+The archive is a zip of the committed directories, which are removed once it is on the disk: each group is always in
+one of the two. Readers look into the archive first.
 """
 
 import hashlib

@@ -1,5 +1,5 @@
-"""The event log of a run: one file of JSON lines for each process, so that no lock is needed. A reader sorts all files
-by time, and skips a line that a lost node or a full disk has left incomplete.
+"""The event log of a run: one file of JSON lines for each process, so that no lock is needed. A reader skips a line
+that a lost node or a full disk has left incomplete.
 """
 
 import errno
@@ -33,6 +33,8 @@ class Use(StrEnum):
     """Sampling traces, and grading them."""
     BRANCHING = "branching"
     """Sampling the prover's branches. They share the server with the traces: the time is divided by tokens."""
+    THROWN = "groups thrown away"
+    """Sampling groups in whose place other problems were sampled; divided by tokens, as branches are."""
     TRAINING = "training"
     """Forward, backward and update."""
     SAVING = "saving"
@@ -121,6 +123,8 @@ class _Known(TypedDict, total=False):
     line: str
     rollout_tokens: Whole
     branch_tokens: Whole
+    thrown_groups: Whole
+    thrown_tokens: Whole
 
 
 _NEEDED = {

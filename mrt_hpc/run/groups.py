@@ -1,12 +1,12 @@
 """Groups: the rollouts of one problem with their branches, committed once and whole, verified when read.
 
-A shard of an evaluation has the same form with several problems. A group is a directory, so that all parts appear in
-one step; its manifest holds checksums, costs and the sampling weights.
+A shard of an evaluation has the same form with several problems. A group is a directory, whose manifest holds
+checksums, costs and the sampling weights.
 """
 
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
@@ -64,8 +64,6 @@ def merge_samples(parts: Sequence[Sampled], seconds: dict[str, float] | None = N
         seconds: wall time by phase; None takes the longest part's, as times overlap.
     """
     costs = [part.statistics for part in parts]
-    counted = [f.name for f in fields(GroupStatistics) if f.name != "seconds"]
-    counts = {name: sum(getattr(cost, name) for cost in costs) for name in counted}
     if seconds is None:
         phases = {phase for cost in costs for phase in cost.seconds}
         seconds = {phase: max(cost.seconds.get(phase, 0.0) for cost in costs) for phase in phases}
@@ -74,9 +72,21 @@ def merge_samples(parts: Sequence[Sampled], seconds: dict[str, float] | None = N
         branches=list(chain(*(p.branches for p in parts))),
         answers=list(chain(*(p.answers for p in parts))),
         values=list(chain(*(p.values for p in parts))),
-        statistics=GroupStatistics(**counts, seconds=seconds),
+        statistics=_sum_costs(costs, seconds),
         troubles=sum(part.troubles for part in parts),
     )
+
+
+def _sum_costs(costs: Sequence[GroupStatistics], seconds: dict[str, float]) -> GroupStatistics:
+    counted = [f.name for f in fields(GroupStatistics) if f.name != "seconds"]
+    return GroupStatistics(**{name: sum(getattr(cost, name) for cost in costs) for name in counted}, seconds=seconds)
+
+
+def include_thrown(group: Sampled, thrown: Sequence[GroupStatistics]) -> Sampled:
+    """The group with the costs of those that were thrown away in its place."""
+    whole = _sum_costs([group.statistics, *thrown], group.statistics.seconds)
+    tokens = sum(cost.tokens for cost in thrown)
+    return replace(group, statistics=replace(whole, thrown_groups=len(thrown), thrown_tokens=tokens))
 
 
 def wrong_number(sampled: Sampled) -> str | None:
@@ -113,11 +123,7 @@ def _place(record: _Record) -> str:
 def commit_group(path: Path, sampled: Sampled, **about: Any) -> bool:
     """Write one group unless it is there; refuses numbers that nothing can be learnt from.
 
-    Args:
-        about: for the manifest: the sampler and its weights.
-
-    Returns:
-        False when another was committed first.
+    ``about`` is for the manifest. False when another was committed first.
     """
     if (wrong := wrong_number(sampled)) is not None:
         raise UserError(
@@ -176,12 +182,7 @@ SampledT = TypeVar("SampledT", bound=Sampled)
 
 def refuse_other_samples(sampled: SampledT, problem: str, samples: range, where: Path, stages: int = 1) -> SampledT:
     """Refuse all but exactly these samples of one problem, each stage once. Path and seal say where a group belongs;
-    only its records say what it is.
-
-    Args:
-        problem: the id drawn for this position.
-        where: for messages.
-        stages: rollouts of one sample.
+    only its records say what it is. ``stages`` are the rollouts of one sample.
     """
     records: list[_Record] = list(chain(*(getattr(sampled, part) for part in PARTS)))
     if others := {record.problem_id for record in records} - {problem}:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from mrt_hpc.errors import Advice, UserError, nearest
 from mrt_hpc.recipe.ownership import limited_lines
+from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import Prompt
 from mrt_hpc.run.atomic import checksum, write_text
 from mrt_hpc.run.records import Gold, Problem
@@ -39,9 +40,7 @@ def read_lines(
 ) -> list[Item]:
     """The items of a file of JSON objects (the first ``limit``), no identity twice.
 
-    Args:
-        parse: object and position to item.
-        advice: what a line should look like.
+    ``parse`` takes object and position.
     """
     if not path.is_file():
         raise UserError("no such data file", value=str(path), expected="a file of JSON lines", advice=advice)
@@ -200,6 +199,20 @@ def omitted_problems(path: Path) -> dict[str, int]:
     return read_if_there(file, LeftOut, what, LeftOut({}), advice=advice).tokens
 
 
+def draw_places(items: Sequence[Item], recipe: Recipe, iteration: int) -> list[list[Item]]:
+    """The problems that each place of an iteration may take, in order. The first are those of :func:`draw_indices`; the
+    next come from one more shuffle, and belong to one place each. So no place needs to know what became of another.
+    """
+    size, count, most = len(items), recipe.sampling.problems_per_iteration or 0, recipe.sampling.problems_per_place
+    first = draw_indices(size, recipe.seed, iteration, count)
+    if most == 1:
+        return [[items[index]] for index in first]
+    drawn = set(first)
+    others = [index for index in _shuffle_order(size, recipe.seed, iteration, "replacement") if index not in drawn]
+    others = others[: (most - 1) * count]
+    return [[items[index], *(items[other] for other in others[place::count])] for place, index in enumerate(first)]
+
+
 def draw_problems(problems: Sequence[Problem], run_seed: int, iteration: int, count: int) -> list[Problem]:
     """See :func:`draw_indices`."""
     return [problems[index] for index in draw_indices(len(problems), run_seed, iteration, count)]
@@ -231,9 +244,9 @@ def _order(size: int, run_seed: int, epoch: int, count: int) -> list[int]:
     return order
 
 
-def _shuffle_order(size: int, run_seed: int, epoch: int) -> list[int]:
+def _shuffle_order(size: int, run_seed: int, number: int, what: str = "epoch") -> list[int]:
     order = list(range(size))
-    random.Random(derive_seed(run_seed, "epoch", epoch)).shuffle(order)
+    random.Random(derive_seed(run_seed, what, number)).shuffle(order)
     return order
 
 

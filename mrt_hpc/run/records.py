@@ -1,8 +1,7 @@
 """The records that pass through the run directory: problems, rollouts and branches.
 
-A `Rollout` is a trace with its tokens, reward and episode boundaries. At each boundary the prover draws `Branch`es or
-gives the `AnswerProbability` of known answers; `PrefixValue` is V_j as estimated from them. Progress is not stored: it
-is the difference of two values (:mod:`mrt_hpc.mrt.progress`).
+At each boundary of a `Rollout` the prover draws `Branch`es or gives the `AnswerProbability` of known answers;
+`PrefixValue` is V_j as estimated from them. Progress, the difference of two values, is not stored.
 """
 
 from dataclasses import dataclass, field
@@ -209,3 +208,11 @@ class GroupStatistics:
     """Wall time of the sampling task by phase (waiting, loading, generation with branching, grading), from its last
     look at the previous iteration to the end of this group.
     """
+    thrown_groups: Whole = 0
+    """Groups that were sampled in this place before, and thrown away; all other numbers include them."""
+    thrown_tokens: Whole = 0
+    """Their sampled tokens, branches included."""
+
+    @property
+    def tokens(self) -> int:
+        return self.rollout_tokens + self.branch_tokens

@@ -109,13 +109,13 @@ def make_results_folder(recipe: Experiment) -> None:
 
 
 def refuse_repeated_problems(recipe: Recipe, training: Sequence[Problem]) -> None:
-    wanted = recipe.sampling.problems_per_iteration
-    if wanted is not None and wanted > len(training):
+    wanted, each = recipe.sampling.problems_per_iteration, recipe.sampling.problems_per_place
+    if wanted is not None and wanted * each > len(training):
         raise UserError(
             "an iteration draws more problems than there are",
             value=wanted,
             where="sampling.problems_per_iteration",
-            expected=f"at most {len(training)}, the number of training problems",
+            expected=f"at most {len(training) // each}: {len(training)} training problems, {each} for each place",
             advice="lower it, or raise data.limit",
         )
 

@@ -123,6 +123,19 @@ def test_every_second_of_accounting_has_one_use(run: RunLayout, tmp_path: Path) 
     assert [row["role"] for row in rows if row["use"] == "queued"] == ["inference", "trainer"]
 
 
+def test_groups_that_were_thrown_away_take_their_share_of_the_tokens(run: RunLayout) -> None:
+    """Of 1,000 tokens 400 were thrown away; a quarter of the rest of the time is that of the branches."""
+    thrown = {**committed(750, 250), "thrown_groups": 2, "thrown_tokens": 400}
+    before, found = of(run, Role.INFERENCE), [(5100, use(Use.GENERATING)), (5400, thrown), (5400, ENDED)]
+    write(run, INFERENCE, "30_0.0", 5000, found, began=4990)
+    spent = of(run, Role.INFERENCE)
+    uses = {Use.THROWN: 0.4 * 300, Use.BRANCHING: 0.25 * 0.6 * 300, Use.GENERATING: 0.75 * 0.6 * 300}
+    assert {name: spent[name] - before.get(name, 0.0) for name in uses} == pytest.approx(uses)
+    wanted = {"every": 1500, "branches": 350, "thrown": 400, "thrown_groups": 2}
+    assert json.loads(cost(run, "--json"))["sampled_tokens"] == wanted
+    assert "2 group(s) with 400 of 1,500 sampled tokens were thrown away" in cost(run)
+
+
 @pytest.mark.parametrize("why", ["Slurm accounting storage is disabled", "sacct: error: no permission"])
 def test_without_accounting_the_events_say_the_same_to_three_per_cent(run: RunLayout, commands: Path, why: str) -> None:
     executable(commands / "sacct", f"echo '{why}' >&2; exit 1")

@@ -3,14 +3,15 @@
 from itertools import chain
 from pathlib import Path
 
-from commands import refusal
+from commands import recipe, refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrt_hpc.run.problems import draw_indices, draw_problems, read_problems, share, write_problems
+from mrt_hpc.run.problems import draw_indices, draw_places, draw_problems, read_problems, share, write_problems
 from mrt_hpc.run.records import Problem, gold_text
 from mrt_hpc.run.seeds import derive_seed
 
+QUICKSTART = recipe("quickstart")
 PROBLEMS = [Problem(f"p{i}", f"What is {i}+1?", str(i + 1)) for i in range(10)]
 
 
@@ -58,6 +59,10 @@ def test_each_pass_holds_each_problem_once(seed: int, size: int, data: st.DataOb
     for first in range(0, len(drawn) - size, size):
         assert sorted(drawn[first : first + size]) == list(range(size))
     assert windows[0] == draw_indices(size, seed, 0, count), "the same every time"
+    sampling = QUICKSTART.sampling.model_copy(update={"problems_per_iteration": count, "resample": "outcome"})
+    places = draw_places(range(size), QUICKSTART.model_copy(update={"seed": seed, "sampling": sampling}), 0)
+    assert [first for first, *_ in places] == windows[0], "as without resampling"
+    assert len({*chain(*places)}) == sum(map(len, places)) == min(size, 3 * count), "no problem has two places"
 
 
 def test_more_problems_than_there_are_repeat_them_evenly() -> None:

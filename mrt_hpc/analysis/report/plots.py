@@ -320,8 +320,8 @@ _CURVES = (
     _Curve(
         "Answers",
         "share",
-        "Shares of the rollouts in which an answer was found and that the token limit cut off, and of the groups whose "
-        "rewards differ.",
+        "Shares of the rollouts in which an answer was found and that the token limit cut off, and of the groups of "
+        "which the algorithm learns something.",
         {
             "answered": lambda m: m.answered_share,
             "cut off": lambda m: m.truncated_share,

@@ -1,7 +1,7 @@
 """The Ray cluster of an inference task with several nodes, one rank on each.
 
-Rank 0 starts the first Ray node and samples; the other ranks each run a Ray node until it is done. If a rank ends
-early, the back end ends all, and the task is run again.
+Rank 0 starts the first Ray node and samples; the others each run a node until it is done. If a rank ends early, the
+back end ends all.
 """
 
 import hashlib
@@ -91,9 +91,7 @@ def lend_node(task: Task) -> None:
 
 
 def _stay(task: Task, node: RayNode, meeting: Meeting) -> None:
-    """Wait for rank 0's end. A rank asked to leave gives rank 0 time to end too; a killed rank 0 says nothing, and its
-    node has ended.
-    """
+    """Wait for rank 0's end. A rank asked to leave gives rank 0 time to end too."""
     wait_until(
         lambda: meeting.end_file.exists() or (task.shutdown.is_given and not answers(node.place.head)),
         reason="the end of the first rank",

@@ -1,7 +1,7 @@
 """Sampling that never drains the server: rounds overlap, and newer weights are loaded while traces are sampled.
 
 The next round begins when the last group of the one before has a place. A group is claimed only while the server's
-weights version is new enough for its iteration; newer weights that are loaded later only make it newer.
+weights are new enough for its iteration.
 """
 
 import asyncio

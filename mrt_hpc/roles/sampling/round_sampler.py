@@ -3,17 +3,19 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from mrt_hpc.algorithms.base import Starts, algorithm_of
+from mrt_hpc.algorithms.base import RolloutAlgorithm, Starts, algorithm_of
+from mrt_hpc.algorithms.batch import batch_of
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.inference.sampler import Generator, RolloutPlan, RolloutSampler
 from mrt_hpc.inference.traces import PromptedGroup
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel, ProverSession
+from mrt_hpc.recipe.base import require_kind
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.sampling.collected import start_context
 from mrt_hpc.roles.sampling.sampling_session import SamplingSession, gather_in_order
@@ -21,11 +23,11 @@ from mrt_hpc.roles.task.context import Task, is_trained, positions_there
 from mrt_hpc.roles.task.peers import PeerStatus
 from mrt_hpc.run.archive import commit_sampled
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.groups import Sampled, merge_samples, refuse_other_samples
+from mrt_hpc.run.groups import Group, Sampled, include_thrown, merge_samples, refuse_other_samples
 from mrt_hpc.run.layout import collecting_version, is_collection
 from mrt_hpc.run.leases import Leases, group_leases
-from mrt_hpc.run.problems import draw_problems
-from mrt_hpc.run.records import Problem, Rollout
+from mrt_hpc.run.problems import draw_places
+from mrt_hpc.run.records import GroupStatistics, Problem, Rollout
 from mrt_hpc.run.weights import Weights, published_versions
 
 log = logging.getLogger(__name__)
@@ -125,9 +127,8 @@ class Rounds:
         return None
 
     def _segment_is_over(self, newest: int, missing: dict[int, list[int]]) -> bool:
-        """Whether the trainer finished the segment, or does not run and has all its groups.
-
-        A running trainer may still find a group damaged, or return to an earlier state after the last version.
+        """Whether the trainer finished the segment, or does not run and has all its groups: a running one may find a
+        group damaged, or return to an earlier state.
         """
         if self.task.job.role is Role.COLOCATED:
             return is_trained(self.task)
@@ -189,9 +190,7 @@ class RoundSampler:
     async def sample(self, work: Round, loading_s: float = 0.0, all_claimed: asyncio.Event | None = None) -> None:
         """Sample a round; finished groups are graded and committed while others are sampled.
 
-        Args:
-            loading_s: how long the weights took to load before.
-            all_claimed: set when the last group has a place.
+        ``all_claimed`` is set when the last group has a place.
         """
         began, before = time.monotonic(), {"waiting": work.waited_s, "loading": loading_s}
         context = start_context(self.task, self.policy.prompter, self.policy.tokens, self.problems, work.iteration)
@@ -199,9 +198,10 @@ class RoundSampler:
         plan = rollout_plan(self.task.recipe, work.iteration, starts.group_size)
         sampler = RolloutSampler(self.client, self.policy.tokens, plan, room=self.room)
         session = SamplingSession(sampler, self.pool, self._prover_session(work.iteration))
-        finish = GroupFinisher(self.task, work, before, self.sampling)
+        finish = GroupFinisher(self.task, work, before, self.sampling, session, starts, self._question_ids)
         await session.sample(self._claim_groups(work, starts, finish, all_claimed or asyncio.Event()), finish.commit)
-        log.info("iteration %d: %d groups in %.1f s", work.iteration, len(finish.claims), time.monotonic() - began)
+        groups = len({claim.position for claim in finish.claims.values()})
+        log.info("iteration %d: %d groups in %.1f s", work.iteration, groups, time.monotonic() - began)
 
     def _prover_session(self, iteration: int) -> ProverSession | None:
         boundaries = algorithm_of(self.task.recipe).boundaries(iteration)
@@ -209,18 +209,22 @@ class RoundSampler:
             return None
         return self.prover_maker.session(self.mu, boundaries)
 
+    def _question_ids(self) -> Sequence[int]:
+        prover = self.task.recipe.prover
+        return [] if prover is None else self.policy.prompter.ids(prover.question)
+
     def _claim_groups(
         self, work: Round, starts: Starts, finish: "GroupFinisher", all_claimed: asyncio.Event
     ) -> Iterator[PromptedGroup]:
-        drawn, recipe = self.problems, self.task.recipe
+        places = [[problem] for problem in self.problems]
         if not is_collection(work.iteration):
-            count = groups_of(recipe, work.iteration, len(drawn))
-            drawn = draw_problems(drawn, recipe.seed, work.iteration, count)
+            places = draw_places(self.problems, self.task.recipe, work.iteration)
         for position in work.positions:
             if self.task.retry(partial(work.leases.claim, position), "a lease"):
-                finish.claims[drawn[position].id] = Claim(position, self.held())
+                problem, *others = places[position]
+                finish.claims[problem.id] = Claim(position, self.held(), others)
                 self.sampling.add(GroupPlace(work.iteration, position))
-                yield starts.group(drawn[position])
+                yield starts.group(problem)
         all_claimed.set()
 
 
@@ -236,6 +240,21 @@ class Claim:
     position: int
     weights: Weights
     """Held when the group was claimed: the oldest that may sample a token of it."""
+    others: Sequence[Problem] = ()
+    """The problems that may be sampled in its place, in order."""
+    thrown: tuple[GroupStatistics, ...] = ()
+    """Of the groups that were thrown away here."""
+
+
+def is_wanted(group: Sampled, recipe: Recipe, question_ids: Callable[[], Sequence[int]]) -> bool:
+    """Whether ``sampling.resample`` keeps a group where other problems are left."""
+    match recipe.sampling.resample:
+        case "outcome":
+            return len({rollout.reward for rollout in group.rollouts if not rollout.forced}) > 1
+        case "advantage":
+            algorithm = require_kind(recipe.algorithm, RolloutAlgorithm)
+            return algorithm.has_signal(batch_of([Group(**vars(group), digest="")], question_ids))
+    return True
 
 
 @dataclass
@@ -246,20 +265,36 @@ class GroupFinisher:
     """Seconds of the steps before sampling."""
     sampling: set[GroupPlace]
     """See :class:`RoundSampler`."""
+    session: SamplingSession
+    starts: Starts
+    question_ids: Callable[[], Sequence[int]]
+    """See :class:`mrt_hpc.algorithms.batch.Batch`."""
     claims: dict[str, Claim] = field(default_factory=dict)
     """By problem id."""
     _began: float = field(default_factory=time.monotonic, init=False)
 
     async def commit(self, group: list[asyncio.Task[Sampled]]) -> None:
-        """Another task may have been first."""
+        """Commit a group, or sample the next problem of its place. Another task may have been first."""
         generated = time.monotonic()
         traces = await gather_in_order(group)
         seconds = {"generation": generated - self._began, "grading": time.monotonic() - generated}
         sampled = await asyncio.to_thread(merge_samples, traces, self.before | seconds)
         claim = self.claims[sampled.rollouts[0].problem_id]
+        if sampled.troubles:
+            where = {"iteration": self.work.iteration, "position": claim.position}
+            self.task.events.emit(EventKind.GRADING, **where, troubles=sampled.troubles)
+        if claim.others and not await asyncio.to_thread(is_wanted, sampled, self.task.recipe, self.question_ids):
+            await self._sample_next(claim, sampled)
+            return
+        sampled = include_thrown(sampled, claim.thrown)
         won = await asyncio.to_thread(self._commit, claim, sampled)
         self.sampling.discard(GroupPlace(self.work.iteration, claim.position))
         self._record_end(claim.position, sampled, won)
+
+    async def _sample_next(self, claim: Claim, thrown: Sampled) -> None:
+        problem, *others = claim.others
+        self.claims[problem.id] = Claim(claim.position, claim.weights, others, (*claim.thrown, thrown.statistics))
+        await self.session.sample([self.starts.group(problem)], self.commit)
 
     def _commit(self, claim: Claim, sampled: Sampled) -> bool:
         layout, recipe, iteration = self.task.layout, self.task.recipe, self.work.iteration
@@ -275,11 +310,10 @@ class GroupFinisher:
         kind = EventKind.GROUP_COMMITTED if won else EventKind.GROUP_DISCARDED
         where, cost = {"iteration": self.work.iteration, "position": position}, sampled.statistics
         tokens = {"rollout_tokens": cost.rollout_tokens, "branch_tokens": cost.branch_tokens}
-        self.task.events.emit(kind, **where, rollouts=cost.rollouts, **tokens)
+        thrown = {"thrown_groups": cost.thrown_groups, "thrown_tokens": cost.thrown_tokens}
+        self.task.events.emit(kind, **where, rollouts=cost.rollouts, **tokens, **thrown)
         if position == 0 and self.work.iteration <= 0:
             log.info("%s", trace_in_words(sampled.rollouts[0]))
-        if sampled.troubles:
-            self.task.events.emit(EventKind.GRADING, **where, troubles=sampled.troubles)
 
 
 def trace_in_words(rollout: Rollout) -> str:

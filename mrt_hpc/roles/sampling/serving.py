@@ -245,10 +245,7 @@ async def restart_when_hung(
     server: VllmServer, client: GenerationClient, limit_s: float, restart: Callable[[], Awaitable[None]]
 ) -> None:
     """Watch a server's counters until cancelled, and restart it when they stand still while it has work. A failed
-    restart is repeated.
-
-    A hung server may still answer, and a silent one may be busy. The client knows the work best: the server's own count
-    stops with its engine.
+    restart is repeated. The client knows the work best: a hung server's own count stops with its engine.
     """
     last: int | None = None  # a round that ends before the first look asks nothing
     since = time.monotonic()

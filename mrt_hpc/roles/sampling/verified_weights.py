@@ -1,6 +1,5 @@
 """Weights versions as a task loads them: verified by their checksums, the next one while the server still samples with
-the current one. The switch to it then costs the loading alone, which reads from the page cache of the machine what was
-verified. A damaged version is set aside, and its maker makes it again.
+the current one, so that the switch costs the loading alone. A damaged version is set aside, and made again.
 """
 
 import logging
@@ -34,8 +33,7 @@ class _OverError(Exception):
 class Prefetch:
     """Verifies newer versions in a thread during one round of sampling.
 
-    It decides nothing: a version that is damaged or unfinished at the round's end is verified at the switch, as any
-    other.
+    A version that is damaged or unfinished at the round's end is verified at the switch.
     """
 
     layout: RunLayout

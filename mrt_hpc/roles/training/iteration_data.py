@@ -27,7 +27,7 @@ from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.atomic import sync_names
 from mrt_hpc.run.groups import Group, refuse_other_samples
 from mrt_hpc.run.manifest import DamagedError, unreadable
-from mrt_hpc.run.problems import draw_indices, read_problems
+from mrt_hpc.run.problems import draw_indices, draw_places, read_problems
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training.accelerator import seed_generators
 from mrt_hpc.training.settings import NotFiniteError, TrainingSequence
@@ -133,17 +133,18 @@ class RolloutReader:
 
     def _read(self, position: int) -> Group:
         path = self.task.layout.group(self.iteration, position)
-        if position >= len(self._drawn_ids):
+        if position >= len(self._place_ids):
             raise DamagedError("a group of a position that the iteration does not have", where=path)
         group, recipe = read_sampled(self.task.layout, self.iteration, position), self.task.recipe
-        samples = range(recipe.algorithm.group_size(recipe, self.iteration))
-        return refuse_other_samples(group, self._drawn_ids[position], samples, path)
+        samples, ids = range(recipe.algorithm.group_size(recipe, self.iteration)), self._place_ids[position]
+        problem = ids[min(group.statistics.thrown_groups, len(ids) - 1)]
+        return refuse_other_samples(group, problem, samples, path)
 
     @cached_property
-    def _drawn_ids(self) -> list[str]:
+    def _place_ids(self) -> list[list[str]]:
+        """Of the problems that each place may take."""
         ids = (self.problem_ids or partial(_problem_ids, self.task))()
-        drawn = draw_indices(len(ids), self.task.recipe.seed, self.iteration, self._wanted_groups)
-        return [ids[index] for index in drawn]
+        return draw_places(ids, self.task.recipe, self.iteration)
 
     @property
     def comparable(self) -> int | None:

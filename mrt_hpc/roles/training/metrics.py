@@ -1,7 +1,6 @@
 """The trainer's metrics of an iteration: time by phase, batch, update."""
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import isfinite
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from mrt_hpc.algorithms.batch import Batch, Learnt
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.mrt.progress import progress
-from mrt_hpc.run.records import FinishReason, GroupStatistics, Rollout
+from mrt_hpc.run.records import FinishReason, GroupStatistics
 from mrt_hpc.training.update_statistics import UpdateStats
 
 INFERENCE_PHASES = (Phase.GENERATION, Phase.LOADING, Phase.GRADING)
@@ -54,13 +53,11 @@ OF_ROLLOUTS = frozenset({
 def iteration_metrics(
     iteration: int, data: Learnt, stats: UpdateStats, timeline: Timeline, quality: dict[str, float]
 ) -> IterationMetrics:
-    """All measurements of one iteration. The trainer's stand once, in a field or under ``trainer``; values that are not
-    finite count as not measured.
-    """
+    """The trainer's measurements stand once, in a field or under ``trainer``; those that are not finite are left out."""
     if data.batch is None:
         measured: dict[str, Any] = {"tokens_per_rollout": float(np.mean([len(s.token_ids) for s in data.sequences]))}
     else:
-        measured = rollout_measures(iteration, data.batch, quality)
+        measured = {**rollout_measures(iteration, data.batch, quality), "signal_share": signal_share(data)}
     update: dict[str, Any] = {n: x for n, x in stats.as_dict().items() if x is not None and isfinite(x)}
     if data.batch is None:
         update = {name: value for name, value in update.items() if name not in OF_ROLLOUTS}
@@ -92,7 +89,7 @@ def rollout_measures(iteration: int, batch: Batch, quality: dict[str, float]) ->
         "progress_by_episode": progress_by_episode(batch.value_arrays),
         **progress_error(batch.progress_variances),
         "episodes_per_rollout": float(np.mean([len(r.boundaries) - 1 for r in rollouts])),
-        "signal_share": signal_share(rollouts),
+        "thrown_groups": sum(c.thrown_groups for c in batch.costs),
         "truncated_share": float(np.mean([r.finish_reason is FinishReason.LENGTH for r in rollouts])),
         "answered_share": float(np.mean([r.answer is not None for r in rollouts])),
         "staleness_mean": float(np.mean([iteration - r.weights_version for r in rollouts])),
@@ -104,8 +101,7 @@ def rollout_measures(iteration: int, batch: Batch, quality: dict[str, float]) ->
 def seconds_by_phase(timeline: Timeline, costs: Sequence[GroupStatistics]) -> dict[Phase, float]:
     """The trainer's wall time, split by what the whole run was doing.
 
-    Its waiting is attributed to the slowest inference task's loading, generating and grading; the rest stays waiting.
-    Inference that ran ahead costs no wall time.
+    Its waiting is attributed to the slowest inference task's loading, generating and grading.
     """
     seconds = dict.fromkeys(Phase, 0.0)
     for phase in TRAINER_PHASES:
@@ -139,7 +135,8 @@ def progress_error(variances: NDArray[np.float64]) -> dict[str, float]:
     return {"progress_error": max(0.0, float(known.mean())) ** 0.5, "progress_error_share": known.size / variances.size}
 
 
-def signal_share(rollouts: Sequence[Rollout]) -> float:
-    seen = {(rollout.problem_id, rollout.reward) for rollout in rollouts}
-    rewards = Counter(problem for problem, _ in seen)
-    return float(np.mean([count > 1 for count in rewards.values()]))
+def signal_share(data: Learnt) -> float | None:
+    """Of the batch's groups; None where the algorithm names its sequences otherwise."""
+    groups = set() if data.batch is None else {*data.batch.problem_ids}
+    named = {sequence.group for sequence in data.sequences}
+    return len(data.groups_with_signal) / len(groups) if named <= groups else None
