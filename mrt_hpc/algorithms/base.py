@@ -103,9 +103,7 @@ class RolloutAlgorithm(Algorithm):
     samples_rollouts: ClassVar[bool] = True
 
     def has_signal(self, group: "Batch") -> bool:
-        """Whether an update learns anything of one problem's rollouts, for ``sampling.resample: advantage``. A class
-        whose ``learnt`` draws random numbers, or compares problems, answers by the group alone.
-        """
+        """Whether an update learns anything of one problem's rollouts, by these alone."""
         return bool(self.learnt(group).groups_with_signal)
 
     @abstractmethod

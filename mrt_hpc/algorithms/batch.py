@@ -3,13 +3,13 @@
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mrt_hpc.run.records import Branch, GroupStatistics, Rollout
+from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, Rollout
 from mrt_hpc.training.settings import TrainingSequence
 
 if TYPE_CHECKING:
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 LEAST_ADVANTAGE = 1e-6
 """Smaller ones are rounding: of equal rewards less their mean."""
+
+
+def is_right(reward: float) -> bool:
+    return reward == 1.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,10 @@ class Batch:
     """Of all boundaries, in no particular order."""
     question_ids: Callable[[], Sequence[int]] = list
     """The prover's text before each branch, as the policy's tokens."""
+    penalties: NDArray[np.float64] | None = None
+    """[B] what ``training.overlong`` takes from the rewards."""
+    masks_cut: bool = False
+    """Whether traces that the token limit cut are left out of the loss."""
 
     @property
     def reward_mean(self) -> float:
@@ -42,8 +50,14 @@ class Batch:
 
     @property
     def rewards(self) -> NDArray[np.float64]:
-        """[B] the outcome reward of each rollout."""
-        return np.array([r.reward for r in self.rollouts], dtype=np.float64)
+        """[B] the outcome reward of each rollout, less its penalty."""
+        outcomes = np.array([r.reward for r in self.rollouts], dtype=np.float64)
+        return outcomes if self.penalties is None else outcomes - self.penalties
+
+    @property
+    def right(self) -> NDArray[np.bool_]:
+        """[B] whether the answer of each rollout is right, whatever its penalty is."""
+        return np.array([is_right(r.reward) for r in self.rollouts])
 
     @property
     def problem_ids(self) -> list[str]:
@@ -109,7 +123,11 @@ def batch_digest(digests: Iterable[str]) -> str:
 
 def rollout_sequences(batch: Batch, advantages: Sequence[NDArray[np.float64]]) -> list[TrainingSequence]:
     """The sequence of every rollout. ``advantages``: B arrays [T_i]."""
-    return [sampled_sequence(r, r.prompt_ids, a) for r, a in zip(batch.rollouts, advantages, strict=True)]
+    sequences = [sampled_sequence(r, r.prompt_ids, a) for r, a in zip(batch.rollouts, advantages, strict=True)]
+    if not batch.masks_cut:
+        return sequences
+    cut = [r.finish_reason is FinishReason.LENGTH for r in batch.rollouts]
+    return [replace(s, mask=s.mask & (not out)) for s, out in zip(sequences, cut, strict=True)]
 
 
 def sampled_sequence(

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
 from mrt_hpc.algorithms.batch import Batch, Learnt, rollout_sequences
-from mrt_hpc.mrt.grpo import Baseline, Normalise, outcome_token_advantages
+from mrt_hpc.mrt.grpo import Baseline, Normalise, failed_groups, outcome_token_advantages
 from mrt_hpc.recipe.base import FormerValues
 
 
@@ -24,15 +24,19 @@ class OutcomeAlgorithm(RolloutAlgorithm):
     """
     normalise: Literal["none", "group_std", "batch_std"] = "none"
     """The deviation that divides the advantages: none (Dr. GRPO), that of the group (GRPO), or that of the batch."""
+    without_outcome: Literal["keep", "drop"] = "keep"
+    """Whether a group without a right answer is learnt, where a penalty makes its rewards differ (keep), or not."""
 
     def learnt_with(self, batch: Batch, rewards: NDArray[np.float64]) -> Learnt:
         """The sequences of a batch with these rewards, [B]."""
+        failed = failed_groups(batch.right, batch.problem_ids)
         advantages = outcome_token_advantages(
             rewards,
             batch.problem_ids,
             batch.lengths,
             baseline=Baseline(self.baseline),
             normalise=Normalise(self.normalise),
+            dropped=failed if self.without_outcome == "drop" else None,
         )
         return Learnt(rollout_sequences(batch, advantages))
 

@@ -8,6 +8,8 @@ from pydantic import Field
 from mrt_hpc.algorithms.batch import Batch, Learnt
 from mrt_hpc.algorithms.grpo import OutcomeAlgorithm
 from mrt_hpc.mrt.length_penalty import penalised_rewards
+from mrt_hpc.recipe.base import misfit
+from mrt_hpc.recipe.schema import Recipe
 
 
 class LengthPenalty(OutcomeAlgorithm):
@@ -21,6 +23,13 @@ class LengthPenalty(OutcomeAlgorithm):
     type: Literal["length_penalty"] = "length_penalty"
     coefficient: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """The share of its reward that an infinitely long right answer loses."""
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse two penalties of length."""
+        if recipe.training.overlong == "penalise":
+            raise misfit(
+                "training.overlong", "keep or mask with algorithm length_penalty, which penalises lengths", "mask"
+            )
 
     def learnt(self, batch: Batch) -> Learnt:
         lengths = np.array(batch.lengths, dtype=np.float64)

@@ -13,7 +13,7 @@ from mrt_hpc.algorithms.base import RolloutAlgorithm, check_one_temperature
 from mrt_hpc.algorithms.batch import Batch, Learnt, rollout_sequences, sampled_sequence
 from mrt_hpc.errors import UserError
 from mrt_hpc.inference.tokens import digest_of_ids
-from mrt_hpc.mrt.grpo import Baseline, Normalise
+from mrt_hpc.mrt.grpo import Baseline, Normalise, WithoutOutcome, failed_groups
 from mrt_hpc.mrt.mrt_online import branch_advantages, token_advantages, token_credits
 from mrt_hpc.mrt.progress import Credit
 from mrt_hpc.plan.hours import boundaries_per_trace
@@ -57,6 +57,10 @@ class MrtOnline(RolloutAlgorithm):
     """The deviation that divides the advantages: that of the whole advantages of a group or of the batch; or, as in the
     authors' code, that of the group's rewards, which divides the outcome alone and so changes the weight of alpha.
     """
+    without_outcome: Literal["keep", "progress_only", "drop"] = "keep"
+    """Whether the traces of a group without a right answer are learnt with all of their advantage (keep), with the
+    credit alone (progress_only), or not at all (drop). Branches are learnt in any case.
+    """
     train_branches: bool = False
     """Whether to learn also from the branches, each compared with the others at its boundary, where some are right and
     some are wrong. This needs no more samples. Each branch is a sequence of its own for the trainer, which computes the
@@ -74,6 +78,8 @@ class MrtOnline(RolloutAlgorithm):
             alpha=self.alpha,
             baseline=Baseline(self.baseline),
             normalise=Normalise(self.normalise),
+            failed=failed_groups(batch.right, batch.problem_ids),
+            without_outcome=WithoutOutcome(self.without_outcome),
         )
         sequences = rollout_sequences(batch, advantages)
         if not self.train_branches:

@@ -1,7 +1,7 @@
 """Records how an attempt ended that recorded nothing itself, from the notes of its job script and its exit code.
 
 A job may end before any Python of this package has begun, as where srun is not found or a setup line of the site
-profile fails. Every retry would end likewise, so the advice is about the cause.
+profile fails.
 """
 
 import signal

@@ -54,8 +54,6 @@ def run_task(
     """Run one process of one array task to its end.
 
     Args:
-        index: of the task within the job.
-        placement: the rank of this process, and its attempt.
         role: None for the role that the plan names.
         gone: returns whether jobs have left the queue for good.
 

@@ -100,7 +100,6 @@ def look_at_python(
     Args:
         words: the command that starts it, without arguments.
         setup: shell lines that run before it.
-        environment: variables beside those of this process.
         importing: import the packages, which finds damaged ones and takes up to minutes.
         deadline_s: the first import of torch from a shared filesystem is slow.
 

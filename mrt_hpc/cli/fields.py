@@ -40,6 +40,7 @@ OTHER_NAMES: dict[str, str] = {
     "training.gradient_clip": "max_grad_norm grad_clip",
     "training.loss": "loss_type loss_mode policy_loss entropy_coeff",
     "training.aggregation": "loss_type loss_agg_mode",
+    "training.overlong": "mask_truncated_completions overlong_filter overlong_buffer",
     "training.clip_low": "epsilon cliprange clip_ratio clip_ratio_low",
     "training.clip_high": "epsilon epsilon_high cliprange clip_higher clip_ratio clip_ratio_high",
     "training.kl_coefficient": "beta kl_coef kl_loss_coef use_kl_loss",

@@ -114,8 +114,8 @@ def _ready(site_name: str | None, recipe: Recipe | EvaluationRecipe, layout: Run
 
 
 def _start_each(members: Sequence[_Ready], at_once: int | None, root: Path) -> None:
-    """Start the runs of a family. A queue gets all of them, each behind the jobs of the run ``at_once`` before it. This
-    machine runs one after the other, and goes on after a run that fails.
+    """Start the runs of a family. In a queue each waits for the jobs of the run ``at_once`` before it. This machine
+    goes on after a run that fails.
     """
     family = RunLayout(root)
     make_claim_folders(family)

@@ -1,8 +1,7 @@
 """Keeps the code that a vLLM server compiles for its model for the servers that start after it.
 
-vLLM, Inductor and Triton compile for a minute or more, into a folder of the node that most clusters empty after each
-job. The first server writes an archive for each kind of GPU, software, model shape and settings. The archive is
-executed, so only this user may enter its folder.
+Most clusters empty the node's folder of it after each job. The first server writes an archive for each kind of GPU,
+software, model shape and settings. The archive is executed, so only this user may enter its folder.
 """
 
 import fcntl

@@ -80,7 +80,6 @@ class ServerControl:
             swap: unless drained, running samples continue with the new weights, and say which weights have sampled
                 which tokens.
             pause_deadline_s: for the engine to pause, and to drain samples.
-            read_deadline_s: for reading the model.
 
         Raises:
             UserError: the server refused, or stopped meanwhile: it may hold a part of each version.

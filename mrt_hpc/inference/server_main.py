@@ -6,7 +6,7 @@ imports this module in engine and workers as ``__mp_main__``; there the process 
 parent dies (a fork on CPU does so in `mrt_hpc.inference.vllm_on_cpu`). The server itself watches its parent instead:
 the kernel's signal follows the *thread* that started a process, which may end.
 
-Imports nothing of the training stack, so that login nodes can read here how long a socket's path may be.
+Imports nothing of the training stack: login nodes import it.
 """
 
 import json

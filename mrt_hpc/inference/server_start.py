@@ -72,8 +72,7 @@ def cpu_environment(threads: int | None) -> dict[str, str]:
     """The variables for vLLM without an accelerator, on this number of threads (None: all cores).
 
     Threads are not bound to cores: bound ones wait for each other, and for other processes on their cores. They compute
-    in the engine's process, as an engine that waits for another one takes a core. OpenMP would let a waiting thread
-    sleep at once, because there are more threads than cores.
+    in the engine's process. OpenMP would let a waiting thread sleep at once, because there are more threads than cores.
     """
     cores = len(os.sched_getaffinity(0))
     binding = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")

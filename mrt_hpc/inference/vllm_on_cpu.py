@@ -7,7 +7,7 @@ hung.
 
 vLLM's CPU platform asks for ``spawn``, which imports everything again. A fork is sound as long as the thread that forks
 has never computed with several threads: the OpenMP of the child would wait for threads that only the parent has. So the
-API server computes with one thread. On GPU the engine is spawned: a process that has initialised CUDA cannot be forked.
+API server computes with one thread.
 """
 
 import signal

@@ -33,6 +33,15 @@ class Normalise(StrEnum):
     """The deviation of the group's rewards, which divides the outcome's part alone: the form of the authors' code."""
 
 
+class WithoutOutcome(StrEnum):
+    """What is learnt of the traces of a group without a right answer."""
+
+    KEEP = "keep"
+    PROGRESS_ONLY = "progress_only"
+    """The credit of episodes alone."""
+    DROP = "drop"
+
+
 def outcome_advantages(
     rewards: NDArray[np.float64], groups: Sequence[Hashable], *, baseline: Baseline, divide_by_std: bool = False
 ) -> NDArray[np.float64]:
@@ -72,16 +81,20 @@ def outcome_token_advantages(
     *,
     baseline: Baseline = Baseline.LEAVE_ONE_OUT,
     normalise: Normalise = Normalise.NONE,
+    dropped: NDArray[np.bool_] | None = None,
 ) -> list[NDArray[np.float64]]:
     """The advantages of the tokens: B arrays [T_i], each constant over its trace.
 
     Args:
         lengths: [B] T_i; the others as in :func:`outcome_advantages`.
         normalise: see :func:`normalise_advantages`.
+        dropped: [B] the rollouts that are not learnt.
 
     Source: Shao et al. (2024).
     """
     outcome = outcome_advantages(rewards, groups, baseline=baseline)
+    if dropped is not None:
+        outcome = np.where(dropped, 0.0, outcome)
     spread = [np.full(length, a) for a, length in zip(outcome, lengths, strict=True)]
     return normalise_advantages(spread, groups, normalise)
 
@@ -105,6 +118,17 @@ def normalise_advantages(
     for members in together:
         scale[members] = np.sqrt(squares[members].mean()) + STD_FLOOR
     return [a / s for a, s in zip(advantages, scale, strict=True)]
+
+
+def failed_groups(right: NDArray[np.bool_], groups: Sequence[Hashable]) -> NDArray[np.bool_]:
+    """[B] whether the group of each rollout has no right answer.
+
+    Source: not in the paper.
+    """
+    failed = np.ones(len(groups), dtype=bool)
+    for members in group_members(groups):
+        failed[members] = not right[members].any()
+    return failed
 
 
 def leave_one_out(rewards: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -37,6 +37,15 @@ def penalised_rewards(
     return penalised
 
 
+def overlong_penalties(lengths: NDArray[np.float64], limit: int, buffer: int) -> NDArray[np.float64]:
+    """[B] what a trace loses: nothing up to ``buffer`` tokens below the limit, and from there in a straight line up to
+    one half at the limit. That is half of what DAPO takes from rewards of -1 and 1.
+
+    Source: Yu et al. (2025), DAPO, soft overlong punishment.
+    """
+    return np.asarray(0.5 * np.clip((lengths - (limit - buffer)) / buffer, 0.0, 1.0))
+
+
 def _standardise(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
     spread = lengths.std()
     return np.zeros(len(lengths)) if spread == 0.0 else (lengths - lengths.mean()) / spread

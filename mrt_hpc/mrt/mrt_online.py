@@ -14,7 +14,14 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mrt_hpc.mrt.grpo import Baseline, Normalise, leave_one_out, normalise_advantages, outcome_advantages
+from mrt_hpc.mrt.grpo import (
+    Baseline,
+    Normalise,
+    WithoutOutcome,
+    leave_one_out,
+    normalise_advantages,
+    outcome_advantages,
+)
 from mrt_hpc.mrt.progress import Credit, area_to_go, permute, progress, progress_to_go, spread_over_tokens
 
 
@@ -29,6 +36,8 @@ def token_advantages(
     alpha: float,
     baseline: Baseline = Baseline.LEAVE_ONE_OUT,
     normalise: Normalise = Normalise.NONE,
+    failed: NDArray[np.bool_] | None = None,
+    without_outcome: WithoutOutcome = WithoutOutcome.KEEP,
 ) -> list[NDArray[np.float64]]:
     """The advantages of every sampled token of a batch: B arrays [T_i].
 
@@ -43,6 +52,8 @@ def token_advantages(
             alone is divided, so alpha weighs as much as alpha times the group's deviation does elsewhere.
         baseline: with which a reward is compared.
         normalise: what the sum is divided by.
+        failed: [B] see :func:`mrt_hpc.mrt.grpo.failed_groups`.
+        without_outcome: what is learnt of these rollouts.
 
     Source: paper, Section 6 (outcome reward and dense bonus); Kazemnejad et al. (2024), VinePPO, for the baseline of
     the prefix.
@@ -53,6 +64,9 @@ def token_advantages(
     if baseline is Baseline.PREFIX:
         levels = [prefix_values(*trace) for trace in zip(values, credit_bounds, lengths, strict=True)]
         advantages = [a - level for a, level in zip(advantages, levels, strict=True)]
+    if failed is not None and without_outcome is not WithoutOutcome.KEEP:
+        left = alpha if without_outcome is WithoutOutcome.PROGRESS_ONLY else 0.0
+        advantages = [left * c if out else a for a, c, out in zip(advantages, dense, failed, strict=True)]
     return normalise_advantages(advantages, groups, normalise)
 
 

@@ -128,9 +128,7 @@ def _segment(
 ) -> list[Job]:
     """One segment's jobs.
 
-    Args:
-        before: jobs before the first segment, or its collection, and the last segment's.
-        units: its evaluations.
+    ``before`` are jobs before the first segment, or its collection, and the last segment's.
     """
     first, end = segment_iterations(recipe, segment)
     span: dict[str, Any] = {"segment": segment, "first_iteration": first, "end_iteration": end}

@@ -60,6 +60,7 @@ def sampling_fits(recipe: "Recipe") -> None:
         "training.kl_coefficient": recipe.training.kl_coefficient > 0,
         "training.loss": recipe.training.loss.type != "clipped",
         "training.aggregation": recipe.training.aggregation != "token",
+        "training.overlong": recipe.training.overlong != "keep",
     }
     if not algorithm.samples_rollouts:
         for field in (field for field, is_set in useless.items() if is_set):
@@ -74,6 +75,7 @@ def sampling_fits(recipe: "Recipe") -> None:
     if sampling.problems_per_iteration < recipe.resources.inference.tasks:
         why = "no more than sampling.problems_per_iteration: some tasks would have nothing to do"
         raise misfit("resources.inference.tasks", why, str(sampling.problems_per_iteration))
+    _overlong_fits(recipe)
     starts = [stage.first_iteration for stage in schedule.length_curriculum]
     limits = [stage.max_tokens for stage in schedule.length_curriculum]
     if starts and starts[0] != 0:
@@ -85,6 +87,19 @@ def sampling_fits(recipe: "Recipe") -> None:
         raise misfit("schedule.length_curriculum", "limits up to sampling.max_tokens, which the servers are made for")
     if starts and starts[-1] >= schedule.iterations:
         raise misfit("schedule.length_curriculum", "stages that begin within schedule.iterations")
+
+
+def _overlong_fits(recipe: "Recipe") -> None:
+    training, schedule = recipe.training, recipe.schedule
+    if training.overlong != "keep" and recipe.algorithm.collects:
+        raise misfit(
+            "training.overlong", f"keep: traces of algorithm {recipe.algorithm.type} begin at prefixes", "keep"
+        )
+    shortest = min([recipe.sampling.max_tokens, *(stage.max_tokens for stage in schedule.length_curriculum)])
+    buffer, penalises = training.overlong_buffer, training.overlong == "penalise"
+    if penalises != (buffer is not None) or (buffer or 0) > shortest:
+        why = f"a number of tokens up to {shortest} with training.overlong: penalise, and null otherwise"
+        raise misfit("training.overlong_buffer", why)
 
 
 def schedule_fits(recipe: "Recipe") -> None:

@@ -167,8 +167,8 @@ def _enumeration(annotation: Any) -> type[Enum] | None:
 
 @cache
 def _texts(documented: type) -> dict[str, str]:
-    """Docstrings below the members of an enumeration or the fields of a model, by name. Python keeps none; reading the
-    source of all sections takes a quarter of the time of ``mrt-hpc plan``, so it is read on demand.
+    """Docstrings below the members of an enumeration or the fields of a model, by name. Python keeps none; the source
+    is read on demand.
     """
     try:
         source = inspect.getsource(documented)

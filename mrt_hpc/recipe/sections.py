@@ -668,6 +668,13 @@ class Training(base.Section):
     """What each trained token of a rollout adds to the loss. The default is ``{type: clipped}``."""
     aggregation: Aggregation = Aggregation.TOKEN
     """The divisor of the loss of rollouts. The KL term has the same."""
+    overlong: Literal["keep", "mask", "penalise"] = "keep"
+    """What becomes of traces that reach the token limit: they are learnt as others (keep); they are left out of the
+    loss, and their rewards stay in the baseline (mask); or their reward falls over the last tokens before the limit
+    (penalise).
+    """
+    overlong_buffer: base.Tokens | None = None
+    """With ``overlong: penalise``, the number of tokens before the limit over which the reward falls by one half."""
     clip_low: base.Share = 0.2
     """The importance ratio is clipped below 1 minus this value."""
     clip_high: Annotated[float, Field(gt=0, le=100)] = 0.2

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
 from mrt_hpc.algorithms.batch import batch_of
+from mrt_hpc.algorithms.overlong import treat_overlong
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.measures import RunSummary
 from mrt_hpc.analysis.model_samples import ModelSamples
@@ -336,7 +337,7 @@ def _advantages(recipe: Recipe, groups: Sequence[Group]) -> Advantages:
     algorithm = require_kind(recipe.algorithm, RolloutAlgorithm)
     batch = batch_of([replace(group, branches=[]) for group in groups])
     sequences: dict[tuple[str, tuple[int, ...]], deque[NDArray[np.float32]]] = defaultdict(deque)
-    for sequence in algorithm.learnt(batch).sequences:
+    for sequence in algorithm.learnt(treat_overlong(batch, recipe)).sequences:
         sequences[sequence.group, tuple(sequence.token_ids)].append(sequence.advantages)
     of_rollouts: Advantages = {
         (r.problem_id, r.sample): mine.popleft()  # equal ones are in the order of the batch

@@ -2,8 +2,8 @@
 
 Nothing is rounded: elements are taken for whole numbers of their width, so that it holds for every number format, NaNs
 and zeros of both signs included. Changed positions are stored as gaps, and values as differences with the sign in the
-lowest bit: an element that moves to a neighbouring floating-point number differs by 1 or -1 as a whole number. The
-bytes of each rank lie together before they are compressed, so that the high ones, nearly all zero, take no room.
+lowest bit. The bytes of each rank lie together before they are compressed, so that the high ones, nearly all zero, take
+no room.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """An evaluation on its own keeps a weights version of a run from being removed until its first job has taken it over.
 
-A pin is a small file in the training run, one for each version and evaluation. The trainer lists them whenever it
-removes old versions. A pin counts until the evaluation removes it, or until its directory is gone.
+A pin is a small file in the training run, one for each version and evaluation. A pin counts until the evaluation
+removes it, or until its directory is gone.
 """
 
 import errno

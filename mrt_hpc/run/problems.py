@@ -200,8 +200,8 @@ def omitted_problems(path: Path) -> dict[str, int]:
 
 
 def draw_places(items: Sequence[Item], recipe: Recipe, iteration: int) -> list[list[Item]]:
-    """The problems that each place of an iteration may take, in order. The first are those of :func:`draw_indices`; the
-    next come from one more shuffle, and belong to one place each. So no place needs to know what became of another.
+    """The problems that each place of an iteration may take, in order: those of :func:`draw_indices`, then others of
+    one more shuffle, each for one place alone.
     """
     size, count, most = len(items), recipe.sampling.problems_per_iteration or 0, recipe.sampling.problems_per_place
     first = draw_indices(size, recipe.seed, iteration, count)
@@ -219,10 +219,8 @@ def draw_problems(problems: Sequence[Problem], run_seed: int, iteration: int, co
 
 
 def draw_indices(size: int, run_seed: int, iteration: int, count: int) -> list[int]:
-    """One iteration's indices out of ``size``: a window over shuffled passes.
-
-    Each pass holds every item once; a window may reach into the next pass. No item comes twice in an iteration, unless
-    there are fewer than ``count``.
+    """One iteration's indices out of ``size``: a window over shuffled passes, each with every item once. No item comes
+    twice in an iteration, unless there are fewer than ``count``.
     """
     places = [divmod(position, size) for position in range(iteration * count, (iteration + 1) * count)]
     orders = {epoch: _order(size, run_seed, epoch, count) for epoch in {epoch for epoch, _ in places}}

@@ -195,8 +195,7 @@ def wait_until(
         reason: what is awaited, as in "weights version 12".
         deadline_s: until an error; infinite if ``check`` decides.
         check: called at each look; raises when waiting is hopeless (the producer died).
-        where: the file or folder that says more, for the error.
-        advice: the next command to type, for the error.
+        where, advice: of the error.
         longest_pause_s: between two looks.
     """
     end = time.monotonic() + deadline_s

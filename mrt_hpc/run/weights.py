@@ -62,9 +62,7 @@ def take_over(source: Path, directory: Path, *, without: Iterable[str] = ()) -> 
     The links are safe: nothing in a run writes to a weights version, and replacing a file elsewhere leaves the link.
     Files that the run's readers may not read are copied.
 
-    Args:
-        directory: exists already.
-        without: names of files to leave out.
+    ``directory`` exists already.
     """
     for name in sorted({*_needed_files(source)} - {*without}):
         with file_of_model(source, name) as descriptor:

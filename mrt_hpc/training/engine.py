@@ -2,7 +2,7 @@
 
 Every rank receives the whole batch and computes its share: micro-batches of its own, or a part of shared ones (see
 ``sequence_parallel``). The loss is divided by a number of the whole mini-batch, so the result depends on no number of
-micro-batches or ranks. Reads no shards and writes no files: see ``checkpoint`` and ``export``.
+micro-batches or ranks. It writes no files.
 """
 
 import logging

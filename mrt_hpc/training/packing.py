@@ -1,7 +1,6 @@
 """Packing of sequences into micro-batches and onto ranks. Pure arithmetic on lengths.
 
-Padded: sequences of similar length share a right-padded micro-batch. Causal attention needs no mask, as no real token
-attends to padding on its right.
+Padded: sequences of similar length share a right-padded micro-batch.
 
 Packed: sequences lie end to end in one row, and only the sum of their lengths counts.
 

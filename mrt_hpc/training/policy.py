@@ -165,7 +165,6 @@ def load_policy(
     with a warning.
 
     Args:
-        precision: of weights and activations.
         partition: DeepSpeed's configuration for ZeRO-3 (collective), so that no rank holds the whole model; None for a
             whole model.
         row_ranks: the ranks that share each row with this one.

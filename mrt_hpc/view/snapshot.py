@@ -1,5 +1,4 @@
-"""One run at one moment, as data with a stable shape, and what happens next: ``status --json`` prints it, and
-``status``, ``status --watch`` and local runs show it.
+"""One run at one moment, as data with a stable shape, and what happens next: ``status --json`` prints it.
 
 Fields are added at need; none is renamed or removed without a new ``format``. Times are seconds since the epoch,
 durations seconds. Unknown values are null.

@@ -123,6 +123,7 @@ def test_every_second_of_accounting_has_one_use(run: RunLayout, tmp_path: Path) 
     assert [row["role"] for row in rows if row["use"] == "queued"] == ["inference", "trainer"]
 
 
+@pytest.mark.usefixtures("commands")
 def test_groups_that_were_thrown_away_take_their_share_of_the_tokens(run: RunLayout) -> None:
     """Of 1,000 tokens 400 were thrown away; a quarter of the rest of the time is that of the branches."""
     thrown = {**committed(750, 250), "thrown_groups": 2, "thrown_tokens": 400}

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from mrt_hpc.algorithms.mrt import draw_boundary
-from mrt_hpc.mrt.grpo import Baseline, Normalise, leave_one_out, outcome_advantages, outcome_token_advantages
+from mrt_hpc.mrt.grpo import (
+    Baseline,
+    Normalise,
+    WithoutOutcome,
+    failed_groups,
+    leave_one_out,
+    outcome_advantages,
+    outcome_token_advantages,
+)
+from mrt_hpc.mrt.length_penalty import overlong_penalties
 from mrt_hpc.mrt.mrt import Bonus, PrefixGroup, answer_advantages, continued_advantages, stop_advantages
 from mrt_hpc.mrt.mrt_online import branch_advantages, token_advantages, token_credits
 from mrt_hpc.mrt.progress import Credit, progress, spread_over_tokens
@@ -59,6 +68,35 @@ def test_mrt_online_adds_progress_to_the_outcome_of_each_episode_and_alpha_zero_
         mrt = token_advantages(*TRACES, VALUES, credits, alpha=0.0, **form)
         for a, b in zip(mrt, outcome_token_advantages(REWARDS, GROUPS, LENGTHS, **form), strict=True):
             assert a == pytest.approx(b)
+
+
+def test_shaping_alone_counts_as_much_as_an_answer_unless_it_is_dropped_where_none_is_right() -> None:
+    rewards, right = np.array([0.02, 0, 0, 0, 1, 0.02]), np.array([False] * 4 + [True, False])
+    groups = ["failed"] * 4 + ["solved"] * 2
+    failed = failed_groups(right, groups)
+    assert failed.tolist() == [True] * 4 + [False] * 2
+    form = {"baseline": Baseline.GROUP, "normalise": Normalise.GROUP_STD}
+    kept = outcome_token_advantages(rewards, groups, [2] * 6, **form)
+    dropped = outcome_token_advantages(rewards, groups, [2] * 6, dropped=failed, **form)
+    assert [round(a[0], 2) for a in kept] == [1.73, -0.58, -0.58, -0.58, 1, -1], "0.02 is a whole deviation"
+    assert [round(a[0], 2) for a in dropped] == [0, 0, 0, 0, 1, -1]
+
+
+@pytest.mark.parametrize(
+    ("rule", "wrong"), [("keep", [0.75, -0.75, -0.75]), ("progress_only", [1.0, 0, 0]), ("drop", [0, 0, 0])]
+)
+def test_progress_alone_or_nothing_is_learnt_where_no_answer_is_right(rule: str, wrong: list[float]) -> None:
+    """The first trace is wrong, the second is right; both have one episode of one token, from V = .25 to .75."""
+    values, dense = [np.array([0.25, 0.75])] * 2, [np.array([0.5, 0.0, 0.0])] * 2
+    arguments = (np.array([0.0, 1.0]), ["a", "b"], [3, 3], [[0, 1]] * 2, values, dense)
+    form = {"alpha": 2.0, "baseline": Baseline.PREFIX, "without_outcome": WithoutOutcome(rule)}
+    first, second = token_advantages(*arguments, failed=np.array([True, False]), **form)
+    assert first.tolist() == wrong
+    assert second.tolist() == [1.75, 0.25, 0.25]
+
+
+def test_the_reward_falls_by_one_half_over_the_last_tokens_before_the_limit() -> None:
+    assert overlong_penalties(np.array([0, 80, 85, 90, 100]), 100, 20).tolist() == [0, 0, 0.125, 0.25, 0.5]
 
 
 CONTINUED, TERMINATED = np.array([1.0, 1.0, 0.0, 0.0]), np.array([1.0, 0.0, 0.0, 0.0])

@@ -2,15 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from commands import recipe
 from samples import branch_with, rollout_with
 
 from mrt_hpc.algorithms.backtracking import Backtracking
 from mrt_hpc.algorithms.batch import Batch
+from mrt_hpc.algorithms.grpo import Grpo
 from mrt_hpc.algorithms.length_penalty import LengthPenalty
 from mrt_hpc.algorithms.mrt_online import branch_sequences
+from mrt_hpc.algorithms.overlong import treat_overlong
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt import backtracking
 from mrt_hpc.mrt.backtracking import Attempt, StepContinuation, Variant, best_boundary, first_loss, revise
@@ -18,7 +23,11 @@ from mrt_hpc.mrt.grpo import Baseline, outcome_advantages
 from mrt_hpc.mrt.length_penalty import penalised_rewards
 from mrt_hpc.mrt.sft import ASSISTANT, USER, ChatFormat, Conversation, Message, mask_conversation, mask_suffix
 from mrt_hpc.mrt.star import Selected, first_peak, select_correct, select_progressing
-from mrt_hpc.run.records import Branch
+from mrt_hpc.recipe.choices import Aggregation
+from mrt_hpc.recipe.sections import Training
+from mrt_hpc.run.records import Branch, FinishReason
+from mrt_hpc.training.engine import TrainerEngine
+from mrt_hpc.training.settings import TrainerSettings
 
 
 def test_star_learns_what_is_right_and_mrt_ranks_it_by_progress_and_cuts_it_at_the_first_peak() -> None:
@@ -128,6 +137,38 @@ def test_a_suffix_is_learnt_by_its_position_and_what_cannot_be_learnt_is_refused
         mask_conversation(Conversation("s", TURNS), rewriting)
     with pytest.raises(ValueError, match="no turn of the assistant"):
         mask_conversation(Conversation("s", (Message(USER, "q"),)), CHAT)
+
+
+def test_a_trace_that_was_cut_is_learnt_or_left_out_of_the_loss_or_penalised() -> None:
+    """Two problems of two traces; the right one of `a` and both of `b` were cut at 8 tokens, after 6 at least."""
+    lengths, rewards, cut = [8, 4, 8, 6], [1.0, 0.0, 0.0, 0.0], [True, False, True, True]
+    reasons = (FinishReason.STOP, FinishReason.LENGTH)
+    traces = [
+        rollout_with([5] * n, problem_id="aabb"[i], sample=i % 2, reward=r, finish_reason=reasons[c])
+        for i, (n, r, c) in enumerate(zip(lengths, rewards, cut, strict=True))
+    ]
+    batch = Batch(traces, [{}] * 4, [], "", np.zeros(0), [])
+    kept, masked, penalised = (
+        treat_overlong(batch, recipe("small_world/grpo", "sampling.max_tokens=8", *changes))
+        for changes in ((), ("training.overlong=mask",), ("training.overlong=penalise", "training.overlong_buffer=4"))
+    )
+    assert kept is batch
+    for treated, advantages, trained, signal in (
+        (kept, [1, -1, 0, 0], [8, 4, 8, 6], {"a"}),
+        (masked, [1, -1, 0, 0], [0, 4, 0, 0], {"a"}),
+        (penalised, [0.5, -0.5, -0.25, 0.25], [8, 4, 8, 6], {"a", "b"}),
+    ):
+        learnt = Grpo().learnt(treated)
+        assert [s.advantages[0] for s in learnt.sequences] == advantages, "a masked reward stays in the baseline"
+        assert [s.trained_tokens for s in learnt.sequences] == trained
+        assert learnt.groups_with_signal == signal
+    assert Grpo(without_outcome="drop").learnt(penalised).groups_with_signal == {"a"}
+    assert [treated.right.tolist() for treated in (kept, penalised)] == [[True, False, False, False]] * 2
+    divisors = {"token": 4, "sequence": 1, "constant": 4 * 8}
+    for aggregation, divisor in divisors.items():
+        training = Training(learning_rate=1e-3, aggregation=Aggregation(aggregation))
+        engine: Any = SimpleNamespace(settings=TrainerSettings(training, 1, 1.0, longest_trace=8))
+        assert TrainerEngine._divisor(engine, [0, 4, 0, 0]) == divisor
 
 
 FORCED = [90, 91]

@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).parents[2] / "mrt_hpc"
 # -- the tables: paste here what a failure or ``python tests/unit/test_size.py`` prints -------------------------------
 
 ROOMS: dict[str, int] = {
-    "algorithms": 760,  # samples and starts are those of algorithms; credits, baselines and their earlier names
+    "algorithms": 800,  # samples and starts are those of algorithms; credits, baselines; overlong traces, and signals
     "analysis": 4740,  # the tables of a run for programs, and what compare names, are here; few effective tokens
     "api": 220,  # the public face
     "attempt": 1400,  # what an end counts is here and not in `run`; one function for all ends, and what is typed then
@@ -36,10 +36,10 @@ ROOMS: dict[str, int] = {
     "images": 200,
     "inference": 2200,  # imports of files that were cut by concept
     "modes": 400,
-    "mrt": 640,  # credits, and the tokens that end an episode
+    "mrt": 660,  # credits, and the tokens that end an episode; groups without a right answer; DAPO's penalty
     "plan": 1280,  # hours of nodes that are given whole, the tasks that fill them, and shapes in place of 45 recipes
     "provers": 700,  # branches that traces share
-    "recipe": 3100,  # a fifth kind of classes, losses, and the divisor of a loss
+    "recipe": 3120,  # a fifth kind of classes, losses, and the divisor of a loss; resampling and overlong traces
     "roles": 4040,  # imports of files that were cut by concept; groups without a signal are sampled again
     "run": 2940,  # columns of records are read as tables; the problems of a place; a program has its own umask again
     "submit": 1040,  # imports of files that were cut by concept

@@ -1,7 +1,7 @@
 """Asks Slurm when jobs could start if they were submitted now. ``sbatch --test-only`` submits nothing.
 
-What it prints differs between versions, and a site's plugins add lines of their own. Some clusters name no time, and
-some do not answer soon. All of these are answers, which the plan shows; none of them is an error of the plan.
+What it prints differs between versions, and a site's plugins add lines of their own. No answer is an error of the plan,
+which shows it.
 """
 
 import re

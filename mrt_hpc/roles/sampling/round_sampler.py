@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm, Starts, algorithm_of
 from mrt_hpc.algorithms.batch import batch_of
+from mrt_hpc.algorithms.overlong import treat_overlong
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.inference.sampler import Generator, RolloutPlan, RolloutSampler
 from mrt_hpc.inference.traces import PromptedGroup
@@ -252,8 +253,8 @@ def is_wanted(group: Sampled, recipe: Recipe, question_ids: Callable[[], Sequenc
         case "outcome":
             return len({rollout.reward for rollout in group.rollouts if not rollout.forced}) > 1
         case "advantage":
-            algorithm = require_kind(recipe.algorithm, RolloutAlgorithm)
-            return algorithm.has_signal(batch_of([Group(**vars(group), digest="")], question_ids))
+            batch = batch_of([Group(**vars(group), digest="")], question_ids)
+            return require_kind(recipe.algorithm, RolloutAlgorithm).has_signal(treat_overlong(batch, recipe))
     return True
 
 

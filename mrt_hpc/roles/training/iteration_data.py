@@ -12,6 +12,7 @@ import numpy as np
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm, SupervisedAlgorithm
 from mrt_hpc.algorithms.batch import Batch, Learnt, batch_of
+from mrt_hpc.algorithms.overlong import treat_overlong
 from mrt_hpc.algorithms.samples import SampleSource, write_samples
 from mrt_hpc.errors import Advice, UserError, retryable_error
 from mrt_hpc.inference.prompting import Prompter
@@ -191,7 +192,7 @@ class RolloutReader:
     def _learn_batch(self, batch: Batch) -> Learnt:
         algorithm = require_kind(self.task.recipe.algorithm, RolloutAlgorithm)
         try:
-            return algorithm.learnt(batch)
+            return algorithm.learnt(treat_overlong(batch, self.task.recipe))
         except NotFiniteError as error:
             raise NotFiniteError(
                 f"algorithm {algorithm.type} gives what cannot be learnt: {error.what}",

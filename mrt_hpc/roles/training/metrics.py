@@ -53,7 +53,7 @@ OF_ROLLOUTS = frozenset({
 def iteration_metrics(
     iteration: int, data: Learnt, stats: UpdateStats, timeline: Timeline, quality: dict[str, float]
 ) -> IterationMetrics:
-    """The trainer's measurements stand once, in a field or under ``trainer``; those that are not finite are left out."""
+    """The trainer's measurements stand once, in a field or under ``trainer``; others than finite ones are left out."""
     if data.batch is None:
         measured: dict[str, Any] = {"tokens_per_rollout": float(np.mean([len(s.token_ids) for s in data.sequences]))}
     else:
