@@ -213,11 +213,6 @@ def draw_places(items: Sequence[Item], recipe: Recipe, iteration: int) -> list[l
     return [[items[index], *(items[other] for other in others[place::count])] for place, index in enumerate(first)]
 
 
-def draw_problems(problems: Sequence[Problem], run_seed: int, iteration: int, count: int) -> list[Problem]:
-    """See :func:`draw_indices`."""
-    return [problems[index] for index in draw_indices(len(problems), run_seed, iteration, count)]
-
-
 def draw_indices(size: int, run_seed: int, iteration: int, count: int) -> list[int]:
     """One iteration's indices out of ``size``: a window over shuffled passes, each with every item once. No item comes
     twice in an iteration, unless there are fewer than ``count``.

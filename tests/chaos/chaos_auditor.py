@@ -19,13 +19,14 @@ from mrt_hpc.analysis.measures import read_measurements
 from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.run.archive import read_sampled
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import read_group
 from mrt_hpc.run.layout import RunLayout, collection_of
 from mrt_hpc.run.manifest import MANIFEST, verify
-from mrt_hpc.run.problems import draw_problems, read_problems, share
+from mrt_hpc.run.problems import draw_places, read_problems, share
 from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.weights import kept_versions, published_versions
 
@@ -59,9 +60,10 @@ def audit(root: Path) -> Audit:
 
 def check_iteration(found: Audit, layout: RunLayout, recipe: Recipe, iteration: int) -> None:
     """The problems that the seed draws, the same branches everywhere, and trained on as it stands there."""
-    sampling, where = recipe.sampling, f"iteration {iteration}"
-    drawn = draw_problems(read_problems(layout.train_data), recipe.seed, iteration, sampling.problems_per_iteration)
-    groups = checked_groups(found, layout, where, iteration, drawn, sampling.rollouts_per_problem)
+    where, places = f"iteration {iteration}", draw_places(read_problems(layout.train_data), recipe, iteration)
+    reads = (found.readable(partial(read_sampled, layout, iteration, position)) for position in range(len(places)))
+    drawn = [place[group.statistics.thrown_groups] for place, group in zip(places, reads, strict=True) if group]
+    groups = checked_groups(found, layout, where, iteration, drawn, recipe.sampling.rollouts_per_problem)
     check_versions(found, where, groups, set(range(max(0, iteration - recipe.schedule.max_staleness), iteration + 1)))
     for group in groups:
         there = Counter((b.sample, b.boundary) for b in group.branches)

@@ -11,7 +11,7 @@ from typing import Any
 
 from invariants import Audit, check_evaluated, check_trained, checked_groups
 from run_of import run_of
-from samples import rollout, sampled
+from samples import draw_problems, rollout, sampled
 from tiny_training import ATTEMPTS, CHANGES, TinyRun, check_one_trainer, first_version, shard_of
 
 from mrt_hpc.run.archive import archive_groups, open_archive, read_sampled, sampled_manifest, sampled_positions
@@ -19,7 +19,7 @@ from mrt_hpc.run.groups import commit_group, read_group, refuse_other_samples
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Holder, Observer, group_leases
 from mrt_hpc.run.manifest import DamagedError, verify
-from mrt_hpc.run.problems import draw_problems, read_problems
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.retries import list_directory
 from mrt_hpc.run.weights import prune, publish, published_versions
 

@@ -19,7 +19,7 @@ import torch
 from invariants import Audit, altered
 from run_of import task_of
 from safetensors.torch import load_file, save
-from samples import rollout_with, sampled
+from samples import draw_problems, rollout_with, sampled
 
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.roles import trainer
@@ -33,7 +33,7 @@ from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Observer, group_leases
 from mrt_hpc.run.manifest import MANIFEST, DamagedError
-from mrt_hpc.run.problems import draw_problems, read_problems
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.weights import Weights, publish
 from mrt_hpc.training import checkpoint, export, rendezvous

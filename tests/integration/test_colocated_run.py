@@ -16,7 +16,7 @@ from chaos_backends import ROOT, started, submit_command
 from chaos_target import Target
 from conftest import task_in
 from run_of import read_events
-from samples import rollout, sampled
+from samples import draw_problems, rollout, sampled
 
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.task.context import Companion
@@ -26,7 +26,7 @@ from mrt_hpc.roles.training.iteration_data import iteration_readers
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import commit_group, complete_groups
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.problems import draw_problems, read_problems
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.run.turns import Turn

@@ -1,9 +1,11 @@
 """Samples of problems as runs record them, made without a server."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from mrt_hpc.run.groups import Sampled
-from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, Rollout
+from mrt_hpc.run.problems import draw_indices
+from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, Problem, Rollout
 
 COMMON: dict[str, Any] = {
     "iteration": 0, "problem_id": "problem", "sample": 0, "seed": 0, "weights_version": 0,
@@ -31,3 +33,7 @@ def rollout(problem_id: str, sample: int, text: str = "</think>\n\n\\boxed{7}", 
 def sampled(*rollouts: Rollout) -> Sampled:
     statistics = GroupStatistics(len(rollouts), 0, 3 * len(rollouts), 0, 0, 0, 1, {"generation": 1.0})
     return Sampled(rollouts=list(rollouts), statistics=statistics)
+
+
+def draw_problems(problems: Sequence[Problem], run_seed: int, iteration: int, count: int) -> list[Problem]:
+    return [problems[index] for index in draw_indices(len(problems), run_seed, iteration, count)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from basics import QUICKSTART
 from run_of import run_of
-from samples import branch_with, rollout_with
+from samples import branch_with, draw_problems, rollout_with
 from warm_start import build_tokenizer
 
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
@@ -26,7 +26,7 @@ from mrt_hpc.run.evaluation_settings import evaluation_settings
 from mrt_hpc.run.events import EventKind, event_file
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.layout import RunLayout
-from mrt_hpc.run.problems import draw_problems, read_problems
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import Branch, GroupStatistics, PrefixValue, Problem, Rollout
 
 SAMPLES, BRANCHES, EPISODES, BUDGETS = 4, 4, 6, (4096, 8192, 12288, 16384)

@@ -13,6 +13,7 @@ import samples
 from basics import INFERENCE, TRAINER
 from commands import refusal
 from run_of import publish_some, run_of, task_of
+from samples import draw_problems
 
 from mrt_hpc.roles.sampling.collected import Collection
 from mrt_hpc.roles.sampling.verified_weights import verified_weights
@@ -22,7 +23,7 @@ from mrt_hpc.run.archive import archive_groups, read_sampled
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout
 from mrt_hpc.run.manifest import DamagedError, commit_whole, verify
-from mrt_hpc.run.problems import draw_problems, read_problems
+from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.weights import publish
 
 SEED, GROUPS, SIZE = 3, 3, 2

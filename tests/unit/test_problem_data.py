@@ -6,8 +6,9 @@ from pathlib import Path
 from commands import recipe, refusal
 from hypothesis import given
 from hypothesis import strategies as st
+from samples import draw_problems
 
-from mrt_hpc.run.problems import draw_indices, draw_places, draw_problems, read_problems, share, write_problems
+from mrt_hpc.run.problems import draw_indices, draw_places, read_problems, share, write_problems
 from mrt_hpc.run.records import Problem, gold_text
 from mrt_hpc.run.seeds import derive_seed
 

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +25,7 @@ from mrt_hpc.roles.sampling.round_sampler import Round, Rounds, RoundSampler, ro
 from mrt_hpc.roles.training.iteration_data import RolloutReader
 from mrt_hpc.run.archive import read_iteration
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.groups import complete_groups
+from mrt_hpc.run.groups import commit_group, complete_groups
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import draw_places, read_problems
 from mrt_hpc.run.records import FinishReason
@@ -159,6 +159,16 @@ def test_a_place_takes_its_next_problem_until_rewards_differ_and_its_last_one_in
     assert {group.statistics.thrown_groups for group in groups} == {0, 1, 2}
     committed = read_events(reference.events, EventKind.GROUP_COMMITTED)
     assert sum(e["thrown_tokens"] for e in committed) == sum(g.statistics.thrown_tokens for g in groups) > 0
+
+
+def test_a_group_of_another_problem_of_its_place_is_set_aside(tmp_path: Path, reference: RunLayout) -> None:
+    """Only the number of groups that were thrown away says which problem a place has."""
+    layout = run_with(tmp_path / "run", OUTCOME)
+    for position, group in enumerate(read_iteration(reference, 0)):
+        statistics = replace(group.statistics, thrown_groups=(group.statistics.thrown_groups + (position == 1)) % LIMIT)
+        commit_group(layout.group(0, position), replace(group, statistics=statistics))
+    assert not reader(layout).is_complete()
+    assert sorted(complete_groups(layout.groups(0))) == [0, *range(2, GROUPS)]
 
 
 @pytest.mark.parametrize(("resample", "again"), [("none", ()), ("advantage", (0, 1)), ("outcome", (0, 1, 3))])
