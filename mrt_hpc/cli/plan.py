@@ -241,13 +241,13 @@ def cost_lines(
         if (filled := filled_nodes(recipe, site, partial(_make_plan, site=site))) is not None:
             yield f"Tasks that fill whole nodes are expected to take {filled.gpu_hours:,.0f} GPU-hours: {filled.words}"
         yield f"Lengths: {'; '.join(lengths_taken(recipe))}."
-        if isinstance(recipe, Recipe) and (most := recipe.sampling.problems_per_place) > 1:
-            yield (
-                f"sampling.resample: {recipe.sampling.resample} samples up to {most} times the groups of an iteration "
-                "(sampling.resample_limit); the hours count each once."
-            )
         if unknown:
             yield "The number of problems that are not there can be stated as the `limit` of their source."
+    if isinstance(recipe, Recipe) and (most := recipe.sampling.problems_per_place) > 1:
+        yield (
+            f"sampling.resample: {recipe.sampling.resample} samples up to {most} times the groups of an iteration "
+            "(sampling.resample_limit); expected hours count each once."
+        )
     again = {job.name: e.attempts(job) for job in plan.jobs if (e := expected.get(job.name)) and e.attempts(job) > 1}
     for name, attempts in again.items():
         yield f"{name} is expected to reach its time limit and to be queued again {attempts - 1} time(s)."

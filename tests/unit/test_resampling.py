@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 from basics import INFERENCE, TRAINER
+from commands import refusal, typed
 from run_of import publish_some, read_events, run_of, say, task_of
 from warm_start import build_tokenizer
 
@@ -169,6 +170,13 @@ def test_a_group_of_another_problem_of_its_place_is_set_aside(tmp_path: Path, re
         commit_group(layout.group(0, position), replace(group, statistics=statistics))
     assert not reader(layout).is_complete()
     assert sorted(complete_groups(layout.groups(0))) == [0, *range(2, GROUPS)]
+
+
+def test_the_plan_says_how_much_more_may_be_sampled_and_too_few_problems_are_refused(tmp_path: Path) -> None:
+    shown = typed("plan", "small_world/grpo", "--set", OUTCOME, "--set", "sampling.resample_limit=5").output
+    assert "up to 5 times the groups of an iteration" in shown
+    refused = refusal(run_with, tmp_path / "run", OUTCOME, f"data.problems={LIMIT * GROUPS - 1}")
+    assert refused.where == "sampling.problems_per_iteration"
 
 
 @pytest.mark.parametrize(("resample", "again"), [("none", ()), ("advantage", (0, 1)), ("outcome", (0, 1, 3))])
