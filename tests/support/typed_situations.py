@@ -328,6 +328,7 @@ DATA = {
     "data fetch --list": Situation("data fetch --list", exits=0),
     "data fetch without a name": Situation("data fetch"),
     "data prepare of no hub name": Situation("data prepare hub:x out.jsonl", told="the hub cannot be reached"),
+    "data fetch of another data set": Situation("data fetch hub:lab/sums", told="the hub cannot be reached"),
 }
 MISTAKEN = {
     "n.yaml": "name: x\n",
