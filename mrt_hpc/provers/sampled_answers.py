@@ -35,8 +35,8 @@ class MonteCarlo:
 
 
 class ForcedAnswer(SamplingProver):
-    """mu stops the thought with a short text and samples an answer, until the box closes that the text opens, if it does;
-    V is the mean reward of the branches.
+    """mu stops the thought with a short text and samples an answer; V is the mean reward of the branches. Where the
+    text opens a box, a branch ends when that closes.
 
     Source: paper, Section 5 and 6 (the prover mu).
     """

@@ -10,6 +10,7 @@ from basics import executable
 from commands import commands_first, typed
 from run_of import read_events, run_of
 
+from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.analysis.spending import Accounts, Allocation, Spending, prices, spending
 from mrt_hpc.attempt.ledger import record_submission
@@ -121,6 +122,19 @@ def test_every_second_of_accounting_has_one_use(run: RunLayout, tmp_path: Path) 
     rows = list(csv.DictReader((tmp_path / "cost.csv").read_text().splitlines()))
     assert sum(float(row["gpu_hours"] or 0) for row in rows) == pytest.approx(WHOLE)
     assert [row["role"] for row in rows if row["use"] == "queued"] == ["inference", "trainer"]
+
+
+@pytest.mark.usefixtures("commands")
+def test_the_tokens_of_branches_stand_beside_those_of_traces(run: RunLayout) -> None:
+    assert json.loads(cost(run, "--json"))["branches"] is None
+    for iteration, tokens in ((0, {"branch_tokens": 30, "prefilled_tokens": 50}), (1, {})):
+        metrics = IterationMetrics(
+            iteration=iteration, tokens_per_rollout=1.0, problems=2, generated_tokens=100, **tokens
+        )
+        run.metrics(iteration).parent.mkdir(parents=True, exist_ok=True)
+        metrics.write(run.metrics(iteration))
+    assert json.loads(cost(run, "--json"))["branches"] == {"traces": 35.0, "branches": 15.0, "prefilled": 25.0}
+    assert "15 generated tokens a problem in branches of the prover beside 35 in traces (30 %)" in cost(run)
 
 
 @pytest.mark.parametrize("why", ["Slurm accounting storage is disabled", "sacct: error: no permission"])
