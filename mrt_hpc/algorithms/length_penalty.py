@@ -23,7 +23,7 @@ class LengthPenalty(OutcomeAlgorithm):
     coefficient: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """The share of its reward that an infinitely long right answer loses; or each token, with budget_tokens."""
     budget_tokens: Tokens | None = None
-    """The tokens at which a right answer earns one half, more below and less above. Null compares right answers."""
+    """The length at which a right answer earns one half, less beyond. Null compares right answers."""
 
     def learnt(self, batch: Batch) -> Learnt:
         lengths, coefficient = np.array(batch.lengths, dtype=np.float64), self.coefficient

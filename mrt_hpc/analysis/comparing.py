@@ -429,7 +429,6 @@ def _seed_remarks(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def _branch_remarks(arms: Sequence[NamedArm]) -> list[str]:
-    """What the branches of each arm cost in training, which the measures do not show."""
     sentences = []
     for arm in arms:
         runs = {model.run.typed: model.run for model in arm.models if not model.run.models}
@@ -441,8 +440,7 @@ def _branch_remarks(arms: Sequence[NamedArm]) -> list[str]:
 
 UNEQUAL = {2: (3, "3 to 10"), 3: (6, "4 to 9"), 4: (8, "4 to 8")}
 """By the seeds of the smaller arm: the size of the other one from which its interval may call equal recipes different
-in more than 5 %, and how often (per cent). Seeds differ as much in both arms, or twice as much in one (``Recipes`` of
-``tests/support/simulated_arms.py``, 300 problems, 1,000 comparisons of each).
+in more than 5 %, and how often (per cent), by 1,000 comparisons of each in ``tests/support/simulated_arms.py``.
 """
 
 

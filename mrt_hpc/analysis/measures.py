@@ -152,7 +152,6 @@ class IterationMetrics(Record):
     generated_tokens: int | None = None
     """Branches included."""
     branch_tokens: int | None = None
-    """Of them, those of branches and looks."""
     prefilled_tokens: int | None = None
     """Tokens of rollouts, branches and looks that were in no prefix cache."""
     progress_by_episode: tuple[float, ...] = ()

@@ -1,6 +1,5 @@
 """The GPU-hours and core-hours of every attempt of a run, by role and by use. Where the queue keeps an account, its
-seconds and resources count, and the run's events say their use; elsewhere the events say both. Every second has one
-use, so the uses add up to the whole.
+seconds and resources count, and the run's events say their use; elsewhere the events say both. Uses add up.
 """
 
 import re
@@ -391,16 +390,16 @@ def prices(spent: Spending, evaluations: Iterable[EvaluationSummary]) -> list[Po
 
 @dataclass(frozen=True)
 class BranchCost:
-    """What the prover's branches cost beside the traces, in the tokens of a problem."""
+    """The tokens of a problem."""
 
     traces: float
     branches: float
     prefilled: float
-    """Of both, in no prefix cache."""
+    """Of both."""
 
     @classmethod
     def of(cls, iterations: Iterable[IterationMetrics]) -> "BranchCost | None":
-        """None where no iteration has branches, or all are of an earlier version of the package."""
+        """None without branches."""
         counted = [m for m in iterations if m.branch_tokens and m.problems]
         if not counted:
             return None

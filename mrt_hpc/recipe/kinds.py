@@ -158,7 +158,6 @@ class ProverSettings(Section):
 
     @property
     def opens_box(self) -> bool:
-        """Whether an answer begins inside a box."""
         return self.question.endswith(BOX)
 
     @property
