@@ -1,5 +1,6 @@
 """The GPU-hours and core-hours of every attempt of a run, by role and by use. Where the queue keeps an account, its
-seconds and resources count, and the run's events say their use; elsewhere the events say both. Uses add up.
+seconds and resources count, and the run's events say their use; elsewhere the events say both. Every second has one
+use, so the uses add up to the whole.
 """
 
 import re

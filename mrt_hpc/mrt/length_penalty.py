@@ -1,7 +1,7 @@
 """A length penalty on the outcome reward: a baseline of the paper that rewards short traces, not steady progress.
 
-In the form of Arora and Zanette (arXiv 2502.04463): only right answers are penalised, and compared in length with the
-problem's other right answers, so that hard problems may take longer:
+In the form of Arora and Zanette ("Training Language Models to Reason Efficiently"): only right answers are penalised,
+and compared in length with the problem's other right answers, so that hard problems may take longer:
 
     r'(x, z) = r(x, z) (1 - coefficient * sigmoid((|z| - mean) / std))
 """
