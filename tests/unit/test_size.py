@@ -40,7 +40,7 @@ ROOMS: dict[str, int] = {
     "plan": 1280,  # hours of nodes that are given whole, the tasks that fill them, and shapes in place of 45 recipes
     "provers": 700,  # branches that traces share
     "recipe": 3100,  # a fifth kind of classes, losses, and the divisor of a loss
-    "roles": 4000,  # imports of files that were cut by concept
+    "roles": 4020,  # imports of files that were cut by concept; the tokens of branches
     "run": 2920,  # columns of records are read as tables; a program has its own umask again after it submits
     "submit": 1040,  # imports of files that were cut by concept
     "testing": 440,  # what a run takes for granted of own classes: it was in `evaluate`; losses too
