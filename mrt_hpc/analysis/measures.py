@@ -151,6 +151,7 @@ class IterationMetrics(Record):
     """Branches to be learnt from, but not sampled as the recipe says."""
     generated_tokens: int | None = None
     """Branches included."""
+    branch_tokens: int | None = None
     prefilled_tokens: int | None = None
     """Tokens of rollouts, branches and looks that were in no prefix cache."""
     progress_by_episode: tuple[float, ...] = ()

@@ -19,7 +19,7 @@ from mrt_hpc.errors import Advice
 from mrt_hpc.run.atomic import write_text
 
 if TYPE_CHECKING:
-    from mrt_hpc.analysis.spending import PointPrice, Spending
+    from mrt_hpc.analysis.spending import BranchCost, PointPrice, Spending
     from mrt_hpc.plan.hours import UseHours
 
 QUEUED = "queued"
@@ -70,6 +70,7 @@ class Reckoning:
     spent: "Spending"
     prices: "Sequence[PointPrice]"
     notes: Sequence[str]
+    branches: "BranchCost | None" = None
 
     @property
     def counts_gpus(self) -> bool:
@@ -78,7 +79,7 @@ class Reckoning:
 
 def _reckon_run(run: Path) -> Reckoning:
     from mrt_hpc.analysis.measures import read_measurements
-    from mrt_hpc.analysis.spending import prices, spending
+    from mrt_hpc.analysis.spending import BranchCost, prices, spending
     from mrt_hpc.backends.queued_jobs import accounts
     from mrt_hpc.recipe.lock import look_at_lock
     from mrt_hpc.run.evaluation_settings import evaluation_settings
@@ -94,8 +95,9 @@ def _reckon_run(run: Path) -> Reckoning:
         settings = evaluation_settings(layout, recipe)
     except UnreadableError as error:
         return Reckoning(spent, (), (*unread, error.line, *spent.notes))
-    measured = read_measurements(layout, 0, recipe.evaluated_versions, settings)
-    return Reckoning(spent, prices(spent, measured.evaluations), (*unread, *measured.unreadable, *spent.notes))
+    measured = read_measurements(layout, plan.iterations, recipe.evaluated_versions, settings)
+    paid, notes = prices(spent, measured.evaluations), (*unread, *measured.unreadable, *spent.notes)
+    return Reckoning(spent, paid, notes, BranchCost.of(measured.iterations))
 
 
 def spending_csv(spent: "Spending") -> str:
@@ -121,6 +123,7 @@ def spending_data(reckoned: Reckoning) -> dict[str, Any]:
         "by_role_and_use": [asdict(row) for row in spent.rows],
         "queue_hours": spent.queue_hours,
         "points": [asdict(price) for price in reckoned.prices],
+        "branches": None if reckoned.branches is None else asdict(reckoned.branches),
         "notes": list(reckoned.notes),
     }
 
@@ -142,6 +145,8 @@ def _print(reckoned: Reckoning, run: Path) -> None:
         echo(f"time in the queue, all tasks together, not counted above: {queued}")
     for price in reckoned.prices:
         echo(price_text(price, of_gpus=reckoned.counts_gpus))
+    if reckoned.branches is not None:
+        echo(f"tokens: {reckoned.branches}")
     print_notes(reckoned.notes)
     echo(Advice("the report has these hours by its events: mrt-hpc report {run}", run=run))
 

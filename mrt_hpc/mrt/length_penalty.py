@@ -37,6 +37,16 @@ def penalised_rewards(
     return penalised
 
 
+def budgeted_rewards(
+    rewards: NDArray[np.float64], lengths: NDArray[np.float64], *, budget: int, coefficient: float
+) -> NDArray[np.float64]:
+    """[B] the outcome rewards times clip(coefficient (budget - |z|) + 1/2, 0, 1).
+
+    Source: Aggarwal and Welleck (2025), L1, its LCPO-Max with delta = 1/2.
+    """
+    return rewards * np.clip(coefficient * (budget - lengths) + 0.5, 0.0, 1.0)
+
+
 def _standardise(lengths: NDArray[np.float64]) -> NDArray[np.float64]:
     spread = lengths.std()
     return np.zeros(len(lengths)) if spread == 0.0 else (lengths - lengths.mean()) / spread

@@ -131,8 +131,6 @@ class ProverSettings(Section):
     values_stopping: ClassVar[bool] = True
     """Whether V is the probability that stopping at the boundary answers right, as regret needs."""
 
-    opens_box: ClassVar[bool] = False
-
     if TYPE_CHECKING:
         type: str
         max_tokens: int
@@ -157,6 +155,10 @@ class ProverSettings(Section):
     @property
     def question(self) -> str:
         return self.forced_text
+
+    @property
+    def opens_box(self) -> bool:
+        return self.question.endswith(BOX)
 
     @property
     def shares_seeds(self) -> bool:

@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).parents[2] / "mrt_hpc"
 
 ROOMS: dict[str, int] = {
     "algorithms": 760,  # samples and starts are those of algorithms; credits, baselines and their earlier names
-    "analysis": 4740,  # the tables of a run for programs, and what compare names, are here; few effective tokens
+    "analysis": 4760,  # the tables of a run for programs, and what compare names, are here; the tokens of branches
     "api": 220,  # the public face
     "attempt": 1400,  # what an end counts is here and not in `run`; one function for all ends, and what is typed then
     "backends": 3000,  # imports of files that were cut by concept
@@ -40,7 +40,7 @@ ROOMS: dict[str, int] = {
     "plan": 1280,  # hours of nodes that are given whole, the tasks that fill them, and shapes in place of 45 recipes
     "provers": 700,  # branches that traces share
     "recipe": 3100,  # a fifth kind of classes, losses, and the divisor of a loss
-    "roles": 4000,  # imports of files that were cut by concept
+    "roles": 4020,  # imports of files that were cut by concept; the tokens of branches
     "run": 2920,  # columns of records are read as tables; a program has its own umask again after it submits
     "submit": 1040,  # imports of files that were cut by concept
     "testing": 440,  # what a run takes for granted of own classes: it was in `evaluate`; losses too

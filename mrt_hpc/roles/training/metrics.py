@@ -87,6 +87,7 @@ def rollout_measures(iteration: int, batch: Batch, quality: dict[str, float]) ->
         "rollouts": len(rollouts),
         "branches": sum(c.branches for c in batch.costs),
         "generated_tokens": sum(c.rollout_tokens + c.branch_tokens for c in batch.costs),
+        "branch_tokens": sum(c.branch_tokens for c in batch.costs),
         "prefilled_tokens": sum(c.prefilled_tokens for c in batch.costs),
         "sampling_seconds": max((c.seconds.get("generation", 0.0) for c in batch.costs), default=None),
         "progress_by_episode": progress_by_episode(batch.value_arrays),
