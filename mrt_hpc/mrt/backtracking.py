@@ -20,6 +20,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from mrt_hpc.mrt.rewards import is_right
 from mrt_hpc.mrt.sft import ASSISTANT, USER, Conversation, Message, Suffix
 
 
@@ -72,7 +73,7 @@ class Attempt:
 
     def right_continuation(self, boundary: int) -> str | None:
         """The first right rollout from a prefix that came to its end."""
-        return next((c.text for c in self.continuations[boundary] if c.reward == 1.0 and c.whole), None)
+        return next((c.text for c in self.continuations[boundary] if is_right(c.reward) and c.whole), None)
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def revise(attempt: Attempt, variant: Variant, *, min_loss_sigmas: float) -> Rev
 
     Source: paper, experiments with backtracking.
     """
-    if attempt.reward == 1.0:
+    if is_right(attempt.reward):
         return None
     values = attempt.values()
     rollouts = [len(these) for these in attempt.continuations]

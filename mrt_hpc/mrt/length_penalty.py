@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mrt_hpc.mrt.grpo import group_members
+from mrt_hpc.mrt.rewards import is_right
 
 
 def penalised_rewards(
@@ -31,7 +32,7 @@ def penalised_rewards(
     """
     penalised = rewards.astype(np.float64)
     for members in group_members(groups):
-        correct = [i for i in members if rewards[i] > 0]
+        correct = [i for i in members if is_right(rewards[i])]
         if correct:
             penalised[correct] *= 1.0 - coefficient * _sigmoid(_standardise(lengths[correct]))
     return penalised

@@ -54,6 +54,10 @@ class ProverSession:
     history: AnswerHistory
     branches_think: bool
     """Branches continue the thought, and answer only after its end."""
+    text_before_answer: Callable[[bytes, Sequence[int]], str]
+    """The text before a branch, of a stale prefix and the sampled tokens after it: with the prover's, but for the part
+    in the answer.
+    """
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,13 @@ class ProverFactory:
     ) -> ProverSession:
         """The session asks about these boundaries of each trace."""
         tools = ProverTools(self._fork(generator, boundaries), self.closing, self.history, self.writings)
-        return ProverSession(self.prover.estimator(tools), self.history, self.prover.thinks_on)
+        before = self._text_before_answer
+        return ProverSession(self.prover.estimator(tools), self.history, self.prover.thinks_on, before)
+
+    def _text_before_answer(self, prefix: bytes, sampled: Sequence[int]) -> str:
+        question, written = self.prover.question, self.model.policy_tokens or self.model.tokens
+        forced = question.removesuffix(answer_start(question, self.model.prompter.prompt.thought_end))
+        return (prefix + b"".join(written.pieces([*sampled]))).decode(errors="replace") + forced
 
     def writings(self, trace: SampledTrace) -> list[Writing]:
         """Writings of a problem's known answers, gold first, that a branch is long enough for."""

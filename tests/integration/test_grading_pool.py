@@ -16,7 +16,7 @@ from conftest import ROOT
 from graded import grade_all
 
 from mrt_hpc.domains import grader_queue
-from mrt_hpc.domains.base import Judgement
+from mrt_hpc.domains.base import Judgement, Solution
 from mrt_hpc.domains.grader_queue import GraderPool, Pair, Verdict, VerdictStatus
 from mrt_hpc.domains.verifiers import MathVerifier, may_take_long
 from mrt_hpc.errors import UserError
@@ -117,9 +117,9 @@ def test_hangs_together_step_aside_for_the_others() -> None:
 def test_an_answer_that_looks_slow_holds_up_no_other(pool: GraderPool, monkeypatch: pytest.MonkeyPatch) -> None:
     judged, judge = list[str](), pool.fast.judge
 
-    async def noting(answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
-        judged.append(answer)
-        return await judge(answer, gold, limit_s)
+    async def noting(solution: Solution, limit_s: float) -> tuple[Judgement, float]:
+        judged.append(solution.answer or "")
+        return await judge(solution, limit_s)
 
     monkeypatch.setattr(pool.fast, "judge", noting)
     hangs: list[Pair] = [(f"{20 + number}^{{9^{{9^{{9}}}}}}", "7") for number in range(3)]
