@@ -34,9 +34,9 @@ class Batch:
     question_ids: Callable[[], Sequence[int]] = list
     """The prover's text before each branch, as the policy's tokens."""
     unjudged: int = 0
-    """Rollouts that are left out, as the verifier could not judge them."""
+    """Rollouts that are left out."""
     part_weights: tuple[float, ...] = ()
-    """Of several rewards that are normalised before they are summed; else empty."""
+    """Of rewards that are normalised before their sum; else empty."""
 
     @property
     def reward_mean(self) -> float:
@@ -45,7 +45,7 @@ class Batch:
 
     @property
     def rewards(self) -> NDArray[np.float64]:
-        """[B] what is compared within groups: the reward of each rollout, or of several their normalised sum."""
+        """[B] the outcome reward of each rollout, or the sum of several that are normalised first."""
         if self.part_weights:
             nothing = [0.0] * len(self.part_weights)  # of a rollout that no part has judged, as it has no answer
             parts = np.array([r.reward_parts or nothing for r in self.rollouts], dtype=np.float64)
@@ -99,9 +99,7 @@ def part_weights(recipe: Experiment) -> tuple[float, ...]:
 def batch_of(
     groups: "Sequence[Group]", question_ids: Callable[[], Sequence[int]] = list, weights: tuple[float, ...] = ()
 ) -> Batch:
-    """Of the rollouts that could be judged, in an order that does not depend on the task that sampled each group.
-    ``weights``: see :func:`part_weights`.
-    """
+    """Of the judged rollouts, in an order that does not depend on the task that sampled each group."""
     every = sorted((r for g in groups for r in g.rollouts), key=lambda r: (r.problem_id, r.sample))
     rollouts = [r for r in every if r.judged]
     values: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)

@@ -144,7 +144,7 @@ class IterationMetrics(Record):
     """The digest of the groups trained on: shows whether the run directory contains the same groups."""
     problems: int | None = None
     rollouts: int | None = None
-    """Those that could be judged, which alone are learnt and measured; ``unjudged`` counts the others."""
+    """The judged ones, which are measured; ``unjudged`` counts the others."""
     unjudged: int = 0
     branches: int | None = None
     trained_branches: int | None = None

@@ -37,12 +37,12 @@ VERDICTS = "true, false, a number from 0 to 1, or None for what cannot be judged
 @dataclass(frozen=True)
 class Judgement:
     correct: bool | float | None
-    """Or a reward from 0 to 1; None where the answer cannot be judged."""
+    """Or a reward in [0, 1]; None where the answer cannot be judged."""
     readable: bool
     error: str | None = None
     """The verifier's exception, in a line."""
     parts: tuple[float, ...] = ()
-    """The rewards that ``correct`` is the sum of, without their weights; empty for a single one."""
+    """The rewards that ``correct`` is the weighted sum of, if it is one."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,15 @@ class Solution:
     """Everything that a verdict may depend on."""
 
     answer: str | None
-    """None where the text has none; asked about only by a verifier that sees the trace."""
+    """None where a trace has none."""
     gold: str
     problem: str
     trace: str
-    """All that was written after the problem; of a branch with the prefix and the prover's text before it."""
+    """All text after the problem; of a branch also the prefix and the prover's text."""
 
 
 def reward_of(said: object, name: str) -> float | None:
-    """The reward that a verifier returned.
-
-    Raises:
-        NoVerdictError: it is no verdict.
-    """
+    """Raises NoVerdictError where ``said`` is no verdict."""
     numpy = sys.modules.get("numpy")  # its truth values come from a verifier that has loaded it
     if numpy is not None and isinstance(said, numpy.bool_):
         said = bool(said)
@@ -103,12 +99,11 @@ class Verifier(VerifierSettings):
 
     @property
     def sees_trace(self) -> bool:
-        """Whether a verdict depends on more than answer and gold answer."""
         return type(self).judge_trace is not Verifier.judge_trace
 
     @property
     def members(self) -> "tuple[Verifier, ...]":
-        """Itself, and the verifiers that it asks."""
+        """Itself and its parts."""
         return (self,)
 
     def certain(self, answer: str, gold: str) -> bool | None:  # noqa: ARG002 - some know more
@@ -132,9 +127,7 @@ class Verifier(VerifierSettings):
         """
 
     def judge_trace(self, solution: Solution) -> Judgement:
-        """As ``judge``, for a verifier that looks at problem or trace too; it is asked for texts without an answer as
-        well. ``certain`` is then not asked.
-        """
+        """In the place of ``judge`` and ``certain`` where problem or trace matter; asked without an answer too."""
         return self.judge(solution.answer or "", solution.gold)
 
     @property

@@ -93,7 +93,6 @@ class VerdictStatus(StrEnum):
     MALFORMED = "malformed"
     """No expression could be read, or reading it raised an error, exhausted the memory or crashed the process."""
     UNJUDGED = "unjudged"
-    """The verifier says that it cannot judge it."""
 
 
 @dataclass
@@ -300,7 +299,7 @@ class GraderPool:
         for what an answer contains.
 
         Args:
-            seen: of each pair, for a verifier that sees traces.
+            seen: of each pair.
             log_failures: not needed for candidates of no trace.
 
         Raises:
@@ -326,18 +325,16 @@ class GraderPool:
         return await asyncio.gather(*map(self._readable, golds))
 
     async def _readable(self, gold: str) -> bool:
-        return await self._is_readable(Solution(gold, gold, "", gold), "compared a gold answer with itself")
+        return await self._is_readable(
+            Solution(gold, gold, "", gold), "raised an error when it compared a gold answer with itself"
+        )
 
     def try_on(self, solutions: Sequence[Solution]) -> None:
-        """Judge samples.
-
-        Raises:
-            UserError: as :meth:`readable_all`.
-        """
+        """Raises UserError as :meth:`readable_all` does."""
         asyncio.run(self._try_on(solutions))
 
     async def _try_on(self, solutions: Sequence[Solution]) -> None:
-        await asyncio.gather(*(self._is_readable(one, "judged a sample") for one in solutions))
+        await asyncio.gather(*(self._is_readable(one, "raised an error when it judged a sample") for one in solutions))
 
     async def _is_readable(self, solution: Solution, what: str) -> bool:
         judged = await self._judgement(solution)
@@ -345,7 +342,7 @@ class GraderPool:
             return False
         if judged[0].error is not None and any(":" in one.type for one in self.verifier.members):
             raise UserError(
-                f"verifier {self.verifier.type} raised an error when it {what}",
+                f"verifier {self.verifier.type} {what}",
                 value=f"{solution.answer!r:.{LOGGED_CHARS}}, gold answer {solution.gold!r:.{LOGGED_CHARS}}",
                 where=judged[0].error,
                 expected=f"{VERDICTS}; or a Judgement of it, for every answer",
@@ -374,8 +371,8 @@ class GraderPool:
         return verdict
 
     async def _verdict_of_any(self, asked: "_Asked", golds: Sequence[str]) -> Verdict:
-        """Of the gold answer that gives most, up to the first that takes the answer; of several with the same reward,
-        that of a comparison that hung or could not be made, as it may have hidden a right answer.
+        """Of the gold answer with the highest reward; of equal ones a comparison that failed, as it may have hidden a
+        right answer.
         """
         verdicts: list[Verdict] = []
         for gold in golds:

@@ -174,10 +174,9 @@ class ExactVerifier(Verifier):
 
 
 class FunctionVerifier(Verifier):
-    """A final answer in a box that a function of the user's own judges. The function gets the answer and the gold
-    answer, and returns true or false, a number from 0 to 1, or None for what cannot be judged. One that has parameters
-    ``problem`` or ``trace`` gets these texts too. It runs in the grader processes: where it hangs or crashes, the
-    answer scores 0.
+    """A final answer in a box that a function of the user's own judges, of answer and gold answer, and of ``problem``
+    and ``trace`` where it has such parameters. It runs in the grader processes: where it hangs or crashes, the answer
+    scores 0.
     """
 
     type: str

@@ -22,21 +22,20 @@ class WeightedPart(Section):
     verifier: Annotated[VerifierSettings, SINGLE_VERIFIERS]
     """The verifier that gives this part of the reward, as under data.verifier."""
     weight: Annotated[float, Field(gt=0, le=1)]
-    """The share of the whole reward. The weights of all parts sum to 1."""
+    """The share of the whole reward; all shares sum to 1."""
 
 
 class WeightedVerifier(Verifier):
-    """Several rewards as one: the weighted sum of what the parts say. The first part finds the answer. A text that one
-    part cannot judge is not judged.
+    """The weighted sum of several rewards. The first part finds the answer. A text that one part cannot judge is not
+    judged.
     """
 
     type: Literal["weighted"] = "weighted"
     parts: Annotated[tuple[WeightedPart, ...], Field(min_length=2)]
     """The verifiers and their weights."""
     combine: Literal["sum_then_normalise", "normalise_then_sum"] = "sum_then_normalise"
-    """How advantages follow from several rewards. sum_then_normalise compares their weighted sum within the group.
-    normalise_then_sum (GDPO, algorithm grpo alone) divides the advantages of each reward by its own deviation in the
-    group, and then takes the weighted sum, so that a reward that varies little counts as much as its weight says.
+    """How advantages follow: from the weighted sum; or (GDPO, with algorithm grpo alone) as the weighted sum of each
+    reward's own advantages, divided by that reward's deviation in the group.
     """
 
     @model_validator(mode="after")
@@ -59,7 +58,6 @@ class WeightedVerifier(Verifier):
 
     @property
     def judges(self) -> tuple[Verifier, ...]:
-        """The verifiers of the parts, in order."""
         return tuple(require_kind(part.verifier, Verifier) for part in self.parts)
 
     @property
@@ -83,7 +81,6 @@ class WeightedVerifier(Verifier):
         return self.judge_trace(Solution(answer, gold, "", ""))
 
     def judge_trace(self, solution: Solution) -> Judgement:
-        """A part that sees no trace gives an empty answer 0."""
         judged = [_judge_part(judge, solution) for judge in self.judges]
         rewards = [reward_of(one.correct, judge.type) for one, judge in zip(judged, self.judges, strict=True)]
         readable, parts = judged[0].readable, tuple(reward for reward in rewards if reward is not None)

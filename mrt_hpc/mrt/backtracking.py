@@ -1,16 +1,5 @@
 """Data for backtracking: a first attempt, back to its most promising step, and a right continuation from there (the
-paper's open-ended parametrisation, without thinking tags).
-
-The value of each prefix of the attempt is the share of right ones among some 20 rollouts from it. The four variants
-differ in the parts that the model is shown:
-
-    resample            the attempt, then a right solution from the beginning
-    shared_prefix       the attempt, then the steps up to the best one once more, and the right continuation
-    no_shared_prefix    the attempt, then the right continuation alone
-    no_full_rollout     the attempt only until the first step that clearly lost value, then the right continuation
-
-Each becomes a conversation (attempt, a sentence that names the step to go back to, revision) or a suffix (the revision,
-given the text before it).
+paper's open-ended parametrisation, without thinking tags). The page of the method has the four variants.
 """
 
 from collections.abc import Sequence

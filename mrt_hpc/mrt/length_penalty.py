@@ -1,9 +1,5 @@
-"""A length penalty on the outcome reward: a baseline of the paper that rewards short traces, not steady progress.
-
-In the form of Arora and Zanette ("Training Language Models to Reason Efficiently"): only right answers are penalised,
-and compared in length with the problem's other right answers, so that hard problems may take longer:
-
-    r'(x, z) = r(x, z) (1 - coefficient * sigmoid((|z| - mean) / std))
+"""A length penalty on the outcome reward, in the form of Arora and Zanette ("Training Language Models to Reason
+Efficiently"): right answers alone are penalised, and compared in length with the problem's other right answers.
 """
 
 from collections.abc import Hashable, Sequence

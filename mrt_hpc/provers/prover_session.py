@@ -55,9 +55,7 @@ class ProverSession:
     branches_think: bool
     """Branches continue the thought, and answer only after its end."""
     text_before_answer: Callable[[bytes, Sequence[int]], str]
-    """The text before a branch, of a stale prefix and the sampled tokens after it: with the prover's, but for the part
-    in the answer.
-    """
+    """Of a stale prefix and the sampled tokens, with the prover's text up to the answer."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class AlgorithmSettings(Section):
     needs_prover: ClassVar[bool] = False
     """Whether it asks for values of prefixes."""
     compares_rewards_alone: ClassVar[bool] = False
-    """Whether advantages are linear in ``batch.rewards`` alone, so that several rewards may be normalised before."""
+    """Whether rewards may be normalised before their sum: no value is compared with them."""
     usual_prover: ClassVar[str] = "forced_answer"
 
     if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class ProverSettings(Section):
     values_stopping: ClassVar[bool] = True
     """Whether V is the probability that stopping at the boundary answers right, as regret needs."""
     judges_answers_alone: ClassVar[bool] = False
-    """Whether it has answers judged for which no trace was written."""
+    """Whether it has answers judged that stand in no trace."""
 
     opens_box: ClassVar[bool] = False
 
@@ -279,7 +279,6 @@ class VerifierSettings(Section):
 
     @property
     def finds_boxes(self) -> bool:
-        """``reads_boxes``, of the verifier that finds the answer."""
         return self.reads_boxes
 
     @property
@@ -289,7 +288,7 @@ class VerifierSettings(Section):
 
     @property
     def normalised_weights(self) -> tuple[float, ...]:
-        """Of several rewards whose advantages are normalised before they are summed; else empty."""
+        """Of rewards that are normalised before their sum; else empty."""
         return ()
 
 
@@ -303,4 +302,4 @@ VERIFIERS: Registry[VerifierSettings] = Registry(
     "verifier", _VERIFIER, {**_SINGLE, "weighted": "mrt_hpc.domains.weighted:WeightedVerifier"}, of_functions=_FUNCTION
 )
 SINGLE_VERIFIERS: Registry[VerifierSettings] = Registry("single verifier", _VERIFIER, _SINGLE, of_functions=_FUNCTION)
-"""Those that a sum of several may have as its parts."""
+"""Parts of a weighted sum."""

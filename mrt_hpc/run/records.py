@@ -96,10 +96,9 @@ class Rollout:
     :func:`mrt_hpc.mrt.episodes.credit_bounds`. Empty in groups of earlier versions, which credited ``boundaries``.
     """
     judged: bool = True
-    """False where the verifier could not judge the trace, or any branch of one of its boundaries: no update learns it.
-    """
+    """False where the verifier could not judge it, or any branch of a boundary: it is not learnt."""
     reward_parts: list[float] = field(default_factory=list)
-    """The rewards that ``reward`` is the weighted sum of; empty for a single one."""
+    """The rewards that ``reward`` is the weighted sum of, if it is one."""
 
     @property
     def counts(self) -> bool:
@@ -157,7 +156,7 @@ class Branch:
     later_weights: list[list[int]] = field(default_factory=list)
     """See :class:`Rollout`."""
     judged: bool = True
-    """False where the verifier could not judge it: its value is the mean over the others."""
+    """A value is made of those that could be judged."""
 
     @property
     def tokens(self) -> int:

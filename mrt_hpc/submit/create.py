@@ -167,8 +167,7 @@ def refuse_unfetched_data(path: Path) -> None:
 
 
 def try_own_verifiers(recipe: Experiment, *, here: bool, warn: Callable[[str], None]) -> None:
-    """Let a user's own verifiers judge some gold answers, answers of other problems, and a text without an answer,
-    before anything is made; refuses errors, and what is no verdict.
+    """Let a user's own verifiers judge samples before anything is made; refuses errors, and what is no verdict.
 
     Args:
         recipe: of a new run.
@@ -198,9 +197,7 @@ def try_own_verifiers(recipe: Experiment, *, here: bool, warn: Callable[[str], N
 
 
 def sample_solutions(problems: Sequence[Problem], *, sees_trace: bool) -> list[Solution]:
-    """Of each problem a right trace, one with the answer of another problem, and for a verifier that sees traces one
-    without an answer.
-    """
+    """Of each problem a right trace, one with another answer, and one without where the verifier sees traces."""
     solutions: list[Solution] = []
     for number, one in enumerate(problems):
         gold, other = (golds_of(p.answer)[0] for p in (one, problems[number - 1]))

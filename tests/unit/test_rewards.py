@@ -234,7 +234,7 @@ def test_a_verifier_sees_the_whole_trace_also_of_a_branch(recipe: Path) -> None:
 
     found = graded("\\boxed{1}", "\\boxed{unjudged}")
     (rollout,) = found.rollouts
-    assert (rollout.reward, rollout.judged) == (pytest.approx(0.45), True)
+    assert rollout.reward == pytest.approx(0.45) and rollout.judged
     assert [(b.judged, b.reward) for b in found.branches] == [(True, 0.17), (False, 0.0), (True, 0.27), (False, 0.0)]
     assert [v.value for v in found.values] == [0.17, 0.27], "8 or 18 characters of prefix, and 9 of the branch"
     assert found.troubles == 2

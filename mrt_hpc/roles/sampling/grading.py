@@ -23,9 +23,8 @@ from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, GroupSt
 TROUBLES = (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED, VerdictStatus.UNJUDGED)
 """Answers that the grader could not judge."""
 NOT_JUDGED = Estimate(0.0, float("nan"))
-"""Of a boundary none of whose answers could be judged; its rollout says so."""
+"""Of a boundary where nothing could be judged."""
 _Valued = tuple[BoundaryPlan, Estimate, float]
-"""A boundary with its value, and the variance of the difference to the value before."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class TraceGrader:
         return None if cut else self.pool.verifier.extract(text)
 
     def _seen_texts(self, trace: SampledTrace) -> list[Seen]:
-        """The texts of a trace and its branches for a verifier that sees them, else none."""
+        """Of a trace and its branches, for a verifier that sees them."""
         if not self.pool.verifier.sees_trace:
             return []
         problem, valuation = trace.group.problem.problem, trace.valuation
@@ -209,12 +208,10 @@ MarkedT = TypeVar("MarkedT", Branch, AnswerProbability)
 
 
 def _mark(record: MarkedT, verdict: Verdict) -> MarkedT:
-    """With whether it could be judged."""
     return record if verdict.judged else replace(record, judged=False)
 
 
 def _with_verdict(rollout: Rollout, verdict: Verdict, estimates: Sequence[_Valued]) -> Rollout:
-    """With the parts of its reward, and whether trace and boundaries could be judged."""
     judged = verdict.judged and all(estimate is not NOT_JUDGED for _, estimate, _ in estimates)
     return replace(rollout, judged=judged, reward_parts=[*verdict.parts])
 
