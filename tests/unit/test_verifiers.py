@@ -212,7 +212,7 @@ VERIFIER = MathVerifier(strict=True)
 def right(answer: str, gold: str) -> bool:
     """The verdict in this process, strict as in training."""
     certain = VERIFIER.certain(answer, gold)
-    return VERIFIER.judge(answer, gold).correct if certain is None else certain
+    return bool(VERIFIER.judge(answer, gold).correct) if certain is None else certain
 
 
 @pytest.mark.parametrize("file", FILES)
