@@ -14,7 +14,7 @@ from mrt_hpc.analysis.intervals import paired_difference
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.number_formats import percent
 from mrt_hpc.analysis.rows import bare_mean
-from mrt_hpc.mrt.votes import RIGHT
+from mrt_hpc.mrt.rewards import is_right
 from mrt_hpc.recipe.choices import Boundaries
 
 MEANT = (Boundaries.LAST_ATTEMPT,)
@@ -74,7 +74,7 @@ def attempts_of_model(model: ModelSamples) -> ModelAttempts:
 
 
 def _words(trace: EvaluatedTrace) -> str:
-    before, after = ("right" if trace.attempts[place].reward >= RIGHT else "wrong" for place in (0, -1))
+    before, after = ("right" if is_right(trace.attempts[place].reward) else "wrong" for place in (0, -1))
     return f"{before}, then {after}"
 
 

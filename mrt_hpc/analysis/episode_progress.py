@@ -22,7 +22,7 @@ from mrt_hpc.analysis.intervals import clustered_mean
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.problem_measures import curve_of
 from mrt_hpc.mrt.progress import progress
-from mrt_hpc.mrt.votes import RIGHT
+from mrt_hpc.mrt.rewards import is_right as counts_right
 from mrt_hpc.recipe.choices import Boundaries
 
 MEANT = (Boundaries.EPISODES,)
@@ -105,7 +105,7 @@ def progress_curves(model: ModelSamples, halves: Sequence[Mapping[str, Difficult
     """
     yield Curve((model.name, "none", "all"), progress_by_episode(model.problems))
     for outcome, is_right in (("right", True), ("wrong", False)):
-        those = {p: [t for t in traces if (t.reward >= RIGHT) == is_right] for p, traces in model.problems.items()}
+        those = {p: [t for t in traces if counts_right(t.reward) == is_right] for p, traces in model.problems.items()}
         if episodes := progress_by_episode(those):
             yield Curve((model.name, "outcome", outcome), episodes)
     for level in Difficulty if halves else ():

@@ -24,8 +24,9 @@ from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
 from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK, tokens_at
 from mrt_hpc.errors import UserError
+from mrt_hpc.mrt.rewards import is_right
 from mrt_hpc.mrt.values import Vote
-from mrt_hpc.mrt.votes import RIGHT, RULE, AnswerCounts, cleaned_answer, majority_at_k, weighted_majority_at_k
+from mrt_hpc.mrt.votes import RULE, AnswerCounts, cleaned_answer, majority_at_k, weighted_majority_at_k
 from mrt_hpc.recipe.choices import Boundaries
 
 # -- the points of the curves
@@ -99,7 +100,7 @@ def forced_majority(boundary: EvaluatedBoundary, voters: int) -> float:
 def _vote(forced: GradedAnswer, weight: float) -> Vote:
     """Right answers vote together, wrong ones by their cleaned text."""
     wrong = None if forced.answer is None else f"wrong: {cleaned_answer(forced.answer)}"
-    return Vote("right" if forced.reward >= RIGHT else wrong, forced.reward, weight)
+    return Vote("right" if is_right(forced.reward) else wrong, forced.reward, weight)
 
 
 # -- complete samples

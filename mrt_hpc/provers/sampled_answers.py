@@ -84,6 +84,7 @@ class Majority(SamplingProver):
     Source: paper, Section 5 (maj@p at a prefix).
     """
 
+    judges_answers_alone: ClassVar[bool] = True
     values_stopping: ClassVar[bool] = False
     type: Literal["majority"] = "majority"
 

@@ -21,28 +21,28 @@ PACKAGE = Path(__file__).parents[2] / "mrt_hpc"
 # -- the tables: paste here what a failure or ``python tests/unit/test_size.py`` prints -------------------------------
 
 ROOMS: dict[str, int] = {
-    "algorithms": 760,  # samples and starts are those of algorithms; credits, baselines and their earlier names
-    "analysis": 4760,  # the tables of a run for programs, and what compare names, are here; the tokens of branches
+    "algorithms": 780,  # the rollouts of a batch that could be judged
+    "analysis": 4800,  # tables of a run for programs, what compare names; traces without a verdict are told
     "api": 220,  # the public face
     "attempt": 1400,  # what an end counts is here and not in `run`; one function for all ends, and what is typed then
     "backends": 3000,  # imports of files that were cut by concept
     "cli": 3280,
     "cluster": 2240,  # imports of files that were cut by concept
     "datasets": 1020,  # gold answers that nothing reaches, and pictures that are missing, are found
-    "domains": 1780,  # answers are read before sympy sees them, and are equal by their values
+    "domains": 1920,  # rewards in [0, 1], traces for verifiers, several rewards as one
     "errors": 100,  # the texts and commands that a user is shown have their types here
     "evaluate": 460,
     "hub": 140,  # what a hub answers is no path; a cache that others can change is not written to
     "images": 200,
     "inference": 2140,  # imports of files that were cut by concept
     "modes": 400,
-    "mrt": 640,  # credits, and the tokens that end an episode
+    "mrt": 660,  # which reward is right, and several as one
     "plan": 1280,  # hours of nodes that are given whole, the tasks that fill them, and shapes in place of 45 recipes
     "provers": 700,  # branches that traces share
-    "recipe": 3100,  # a fifth kind of classes, losses, and the divisor of a loss
-    "roles": 4020,  # imports of files that were cut by concept; the tokens of branches
+    "recipe": 3120,  # what a verifier and its algorithm say of rewards
+    "roles": 4060,  # the texts that a verifier sees, and what could not be judged
     "run": 2920,  # columns of records are read as tables; a program has its own umask again after it submits
-    "submit": 1040,  # imports of files that were cut by concept
+    "submit": 1060,  # sample answers for own verifiers
     "testing": 440,  # what a run takes for granted of own classes: it was in `evaluate`; losses too
     "training": 2420,  # five losses and what a loss is given, in a file of their own
     "view": 1280,  # logs that are pipes; early ends, hearts that stand still, room on the disk

@@ -85,6 +85,7 @@ def rollout_measures(iteration: int, batch: Batch, quality: dict[str, float]) ->
         "tokens_per_rollout": float(np.mean([r.tokens for r in rollouts])),
         "problems": len({r.problem_id for r in rollouts}),
         "rollouts": len(rollouts),
+        "unjudged": batch.unjudged,
         "branches": sum(c.branches for c in batch.costs),
         "generated_tokens": sum(c.rollout_tokens + c.branch_tokens for c in batch.costs),
         "branch_tokens": sum(c.branch_tokens for c in batch.costs),
