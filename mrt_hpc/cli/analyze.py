@@ -190,7 +190,6 @@ def add_analysis(short_help: str, *own: Callable[..., Any]) -> Callable[[Callabl
 
 def _analyse(asked: AnalysisAsked, needs: Needs, analyse: Analyse, *, weighted: bool, tokens: Counted | None) -> None:
     """Where a suite is named, missing samples are generated or queued before."""
-    from mrt_hpc.analysis.findings import write_analysis
     from mrt_hpc.analysis.named_models import named_models
 
     what: Sequence[str] = asked.what
@@ -205,22 +204,28 @@ def _analyse(asked: AnalysisAsked, needs: Needs, analyse: Analyse, *, weighted: 
     if weighted:
         named = [replace(model, run=replace(model.run, likelihoods=True)) for model in named]
     models = [replace(model, counted=tokens or model.counted) for model in _read(named, asked.benchmark)]
-    analysis = analyse(models)
+    analysis, benchmark = analyse(models), models[0].benchmark
+    notes = (*analysis.remarks, *([WEIGHTED] if weighted else []), *other_settings(models[0], models[1:]))
+    _show(replace(analysis, remarks=notes), out, f"on {benchmark}", {"benchmark": benchmark}, asked.as_json)
+
+
+def _show(analysis: "Analysis", out: Path, of_what: str, about: dict[str, str], as_json: bool) -> None:
+    from mrt_hpc.analysis.findings import write_analysis
+
     out.mkdir(parents=True, exist_ok=True)
     paths = write_analysis(analysis, out)
-    notes = [*analysis.remarks, *([WEIGHTED] if weighted else []), *other_settings(models[0], models[1:])]
-    if asked.as_json:
+    if as_json:
         tables = [asdict(table) for table in (analysis.summary, *analysis.tables)]
-        about = {"benchmark": models[0].benchmark, "tables": tables}
-        echo_json({**about, "verdicts": analysis.verdicts, "notes": notes, "files": [*map(str, paths)]})
+        sentences = {"verdicts": analysis.verdicts, "notes": analysis.remarks}
+        echo_json({**about, "tables": tables, **sentences, "files": [*map(str, paths)]})
         return
-    shown = table_of(f"{analysis.summary.name} on {models[0].benchmark}", *analysis.summary.columns)
+    shown = table_of(f"{analysis.summary.name} {of_what}", *analysis.summary.columns)
     for row in analysis.summary.rows:
         shown.add_row(*map(str, row))
     Terminal(sys.stdout).print(shown)
     for verdict in analysis.verdicts:
         echo(verdict)
-    print_notes(notes)
+    print_notes(analysis.remarks)
     for path in paths:
         echo(path)
 

@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).parents[2] / "mrt_hpc"
 
 ROOMS: dict[str, int] = {
     "algorithms": 760,  # samples and starts are those of algorithms; credits, baselines and their earlier names
-    "analysis": 4740,  # the tables of a run for programs, and what compare names, are here; few effective tokens
+    "analysis": 4700,  # the tables of a run for programs, and what compare names, are here; few effective tokens
     "api": 220,  # the public face
     "attempt": 1400,  # what an end counts is here and not in `run`; one function for all ends, and what is typed then
     "backends": 3000,  # imports of files that were cut by concept
