@@ -1,12 +1,10 @@
 """Compares arms, of one or several runs each, problem by problem."""
 
-import csv
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -359,14 +357,6 @@ def _columns(which: str, side: Side) -> dict[str, Any]:
 def finite(number: float) -> float | None:
     """JSON lacks infinity, which becomes None."""
     return number if math.isfinite(number) else None
-
-
-def csv_of(rows: Sequence[dict[str, Any]]) -> str:
-    stream = StringIO()
-    writer = csv.DictWriter(stream, [*rows[0]], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()
 
 
 FEW = 10

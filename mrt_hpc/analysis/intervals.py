@@ -196,6 +196,10 @@ class MeanGain:
         return self.error**4 / sum(part.size**2 / part.degrees for part in (*self.problems, *self.seeds))
 
     @property
+    def cells(self) -> tuple[float, float, float, float]:
+        return (*self.interval.cells, self.p_value)
+
+    @property
     def interval(self) -> IntervalEstimate:
         """The t interval, cut to the possible range."""
         half = t_quantile(self.degrees) * self.error if math.isfinite(self.error) else math.inf

@@ -21,8 +21,8 @@ PACKAGE = Path(__file__).parents[2] / "mrt_hpc"
 # -- the tables: paste here what a failure or ``python tests/unit/test_size.py`` prints -------------------------------
 
 ROOMS: dict[str, int] = {
-    "algorithms": 780,  # the rollouts of a batch that could be judged
-    "analysis": 4800,  # tables of a run for programs, what compare names; traces without a verdict are told
+    "algorithms": 780,  # samples and starts are those of algorithms; credits, baselines and their earlier names
+    "analysis": 4760,  # the tables of a run for programs, and what compare names, are here; few effective tokens
     "api": 220,  # the public face
     "attempt": 1400,  # what an end counts is here and not in `run`; one function for all ends, and what is typed then
     "backends": 3000,  # imports of files that were cut by concept
