@@ -1,5 +1,5 @@
-"""``mrt-hpc analyze``: analyses of evaluated samples, each as CSV, PNG and SVG; missing samples are generated
-before.
+"""``mrt-hpc analyze``: analyses of evaluated samples, or of the groups that an iteration learnt, each as CSV, PNG and
+SVG; missing samples are generated before.
 """
 
 import csv
@@ -19,12 +19,13 @@ from click.core import ParameterSource
 from mrt_hpc.analysis.model_samples import Counted, ModelSamples, other_settings
 from mrt_hpc.cli import options
 from mrt_hpc.cli.completion import complete_suite
-from mrt_hpc.cli.options import site_of_command
+from mrt_hpc.cli.options import RunName, RunUse, site_of_command
 from mrt_hpc.cli.terminal import Terminal, echo, echo_json, print_notes, table_of
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.evaluate.analysed_benchmark import Needs, analysed_benchmark
+from mrt_hpc.recipe.find import expand_home
 from mrt_hpc.recipe.ownership import refuse_to_write
-from mrt_hpc.run.layout import RunLayout, run_path
+from mrt_hpc.run.layout import LAST, RunLayout, existing_run, run_path, split_at, version_named
 
 if TYPE_CHECKING:
     from mrt_hpc.analysis.findings import Analysis
@@ -154,7 +155,8 @@ def _print_paper(context: click.Context, _: click.Parameter, asked: bool) -> Non
 
 
 @click.group(
-    short_help="Analyse regret, scaling, votes, attempts, extrapolation, efficiency or progress.", epilog=options.WHAT
+    short_help="Analyse regret, scaling, votes, attempts, extrapolation, efficiency, progress or gradients.",
+    epilog=options.WHAT,
 )
 @click.option(
     "--list",
@@ -165,13 +167,15 @@ def _print_paper(context: click.Context, _: click.Parameter, asked: bool) -> Non
     help="Print the figures and tables of the paper, each with the command that makes it.",
 )
 def analyze() -> None:
-    """Analyse the evaluated samples of models: tables as CSV, figures as PNG and SVG. Each model gives a line.
+    """Analyse the evaluated samples of models, each a line, or the gradients of a run: tables as CSV, figures as PNG
+    and SVG.
 
     \b
     Examples:
       mrt-hpc analyze regret   runs/mrt-online runs/grpo
       mrt-hpc analyze progress runs/mrt-online@0 runs/mrt-online
       mrt-hpc analyze scaling  runs/eval-paper_20
+      mrt-hpc analyze gradients runs/mrt-online@last
       mrt-hpc analyze --list
       mrt-hpc analyze regret runs/grpo runs/mrt-online --suite paper_regret --benchmark aime24
     """
@@ -375,11 +379,42 @@ def extrapolate(asked: AnalysisAsked) -> None:
     _write(asked, needs, analyse_extrapolation)
 
 
+@analyze.command(short_help="Signal and noise of the gradient by other estimators, at equal cost.")
+@click.argument("run", metavar="RUN@VERSION", type=RunName(RunUse.LOOKS))
+@click.option("--out", type=options.FOLDER, help="The directory of the results. Default: analysis/gradients in RUN.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The seed of the bootstrap.")
+@options.as_json
+@options.trust
+def gradients(run: str, out: Path | None, seed: int, as_json: bool, trust: bool) -> None:
+    """Signal to noise, alignment and cosine of the gradient that each estimator makes of the groups that iteration
+    VERSION learnt: the run's own algorithm, GRPO, other credits, baselines and divisors. It computes as the trainer
+    does, on this machine's GPU where there is one; how long it takes is told after the first gradients.
+
+    \b
+    Examples:
+      mrt-hpc analyze gradients runs/quickstart@0
+      mrt-hpc analyze gradients runs/mrt-online@last --out gradients
+    """
+    from mrt_hpc.analysis.estimator_signals import analyse_estimators
+    from mrt_hpc.plan.jobs import read_plan
+    from mrt_hpc.roles.gradient_referee import measure_estimators
+    from mrt_hpc.run.prompt_files import read_experiment
+
+    directory, name = split_at(run)
+    layout = existing_run(expand_home(directory))
+    version = version_named(name or LAST, read_plan(layout.plan).iterations, layout.root)
+    if out is None:
+        out = refuse_to_write(layout.root, "the same command with --out DIR") / "analysis" / "gradients"
+    recipe = read_experiment(layout, trust=trust)
+    measured = measure_estimators(layout, recipe, version, seed, lambda text: echo(text, err=True))
+    analysis = analyse_estimators(measured)
+    _show(analysis, out, f"of {measured.source}", {"source": measured.source}, as_json)
+
+
 def _write(
     asked: AnalysisAsked, needs: Needs, analyse: "Callable[[list[ModelSamples]], Analysis]", *, weighted: bool = False
 ) -> None:
     """Where a suite is named, missing samples are generated or queued before."""
-    from mrt_hpc.analysis.findings import write_analysis
     from mrt_hpc.analysis.named_models import named_models
 
     what: Sequence[str] = asked.what
@@ -395,21 +430,30 @@ def _write(
         named = [replace(model, run=replace(model.run, likelihoods=True)) for model in named]
     models = _read(named, asked.benchmark)
     analysis = analyse(models)
+    beside = [*([WEIGHTED] if weighted else []), *other_settings(models[0], models[1:])]
+    analysis = replace(analysis, remarks=(*analysis.remarks, *beside))
+    benchmark = models[0].benchmark
+    _show(analysis, out, f"on {benchmark}", {"benchmark": benchmark}, asked.as_json)
+
+
+def _show(analysis: "Analysis", out: Path, of_what: str, about: dict[str, str], as_json: bool) -> None:
+    """Write the files and print the summary; ``about`` stands in the JSON."""
+    from mrt_hpc.analysis.findings import write_analysis
+
     out.mkdir(parents=True, exist_ok=True)
     paths = write_analysis(analysis, out)
-    remarks = [*analysis.remarks, *([WEIGHTED] if weighted else []), *other_settings(models[0], models[1:])]
-    if asked.as_json:
-        sentences = {"verdicts": analysis.verdicts, "notes": remarks}
+    if as_json:
+        sentences = {"verdicts": analysis.verdicts, "notes": analysis.remarks}
         tables = [asdict(table) for table in (analysis.summary, *analysis.tables)]
-        echo_json({"benchmark": models[0].benchmark, "tables": tables, **sentences, "files": [*map(str, paths)]})
+        echo_json({**about, "tables": tables, **sentences, "files": [*map(str, paths)]})
         return
-    shown = table_of(f"{analysis.summary.name} on {models[0].benchmark}", *analysis.summary.columns)
+    shown = table_of(f"{analysis.summary.name} {of_what}", *analysis.summary.columns)
     for row in analysis.summary.rows:
         shown.add_row(*map(str, row))
     Terminal(sys.stdout).print(shown)
     for verdict in analysis.verdicts:
         echo(verdict)
-    print_notes(remarks)
+    print_notes(analysis.remarks)
     for path in paths:
         echo(path)
 
