@@ -1,4 +1,4 @@
-"""The estimators of the gradient that the stored groups of a run allow: the run's own algorithm, GRPO, and the algorithm
+"""The estimators of the gradient that the stored groups of a run allow: the run's own algorithm, GRPO, and the own one
 with each other choice of its fields, one at a time.
 """
 
@@ -44,7 +44,7 @@ def estimators_of(own: RolloutAlgorithm, recipe: Recipe) -> tuple[list[Estimator
 
 
 def built_in_form(own: RolloutAlgorithm) -> RolloutAlgorithm:
-    """The class of the package that a class of the user's own continues, with the same fields; else the class itself."""
+    """The class of the package that a class of the user's own continues, with the same fields; else its own."""
     for kind in (MrtOnline, Mrt, Grpo):
         if isinstance(own, kind):
             return kind(**{name: getattr(own, name) for name in kind.model_fields if name != "type"})

@@ -1,4 +1,4 @@
-"""Measures estimators of the gradient on the stored groups of one iteration, with the weights version that it trained."""
+"""Measures estimators of the gradient on the stored groups of one iteration, at the weights that it began with."""
 
 import time
 from collections.abc import Callable, Sequence

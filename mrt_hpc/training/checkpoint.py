@@ -103,7 +103,7 @@ def second_moments(path: Path) -> tuple[dict[str, torch.Tensor], int]:
     """Adam's averages of squared gradients in a whole checkpoint, by parameter, and its steps so far."""
     verify(path)
     state, files = _contents(path)
-    moments = {}
+    moments = dict[str, torch.Tensor]()
     for file in files:
         with safe_open(path / file, framework="pt") as tensors:
             labels = [_split_label(label) for label in tensors.keys()]  # noqa: SIM118 (no mapping)

@@ -1,8 +1,8 @@
 """The gradient of each group of rollouts, as the trainer computes it: its packing, policy and loss, on one process and
 without an optimiser.
 
-Precision ``bf16`` is computed as ``bf16_autocast``, so that gradients have 32 bits, and a KL term is left out: it is the
-same for all estimators. A large gradient is kept as a random projection, in which inner products stay as they are on
+Precision ``bf16`` is computed as ``bf16_autocast``, so that gradients have 32 bits, and a KL term, which is the same
+for all estimators, is left out. A large gradient is kept as a random projection, in which inner products stay as they are on
 average; of two gradients a and b they are off by about |a| |b| / 256.
 """
 
@@ -49,7 +49,7 @@ class LoneEngine:
         return False
 
     def backward(self, loss: torch.Tensor, scale_wrt_gas: bool) -> None:  # noqa: ARG002 - DeepSpeed's name
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
 
 def gradient_trainer(settings: TrainerSettings, directory: Path) -> TrainerEngine:
