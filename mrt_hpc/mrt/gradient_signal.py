@@ -81,7 +81,10 @@ class GradientSignal:
 
 
 def mean_products(gram: FloatArray, weights: FloatArray) -> FloatArray:
-    """[K, E, E] mu_a . mu_b from products of different groups, of which group m counts ``weights[:, m]`` times."""
+    """[K, E, E] mu_a . mu_b from products of different groups, of which group m counts ``weights[:, m]`` times.
+
+    Source: not in the paper; a U-statistic.
+    """
     estimators, groups = gram.shape[:2]
     by_pair = gram.transpose(0, 2, 1, 3).reshape(estimators**2, groups**2)
     found = []
@@ -94,7 +97,10 @@ def mean_products(gram: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 def alignment(snr: Interval) -> Interval:
-    """The expected cosine of a batch's gradient and the mean gradient."""
+    """The expected cosine of a batch's gradient and the mean gradient.
+
+    Source: not in the paper.
+    """
     value, low, high = (float(x / np.sqrt(1 + x * x)) for x in (snr.value, snr.low, snr.high))
     return Interval(value, low, high)
 

@@ -37,7 +37,7 @@ from mrt_hpc.training.group_gradients import (
 )
 from mrt_hpc.training.settings import TrainingSequence
 
-FEWEST = 8
+FEWEST = 4
 """Groups below which no interval over problems means anything."""
 COLUMNS = 1 << 16
 """Numbers of all gradients that are multiplied at a time."""
@@ -70,7 +70,7 @@ def measure_estimators(
     trainer = gradient_trainer(trainer_settings(recipe), layout.weights_version(number))
     scales, remark = _scales(layout, trainer, number)
     learnt = [_sequences(estimator, batch, recipe, number) for estimator in estimators]
-    rows = _Rows(trainer, scales, seed, tell, len(estimators) * problems)
+    rows = GradientRows(trainer, scales, seed, tell, len(estimators) * problems)
     gradients = [rows.of(sequences) for sequences in learnt]
     grams = [_gram([of[way] for of in gradients], sorted(set(batch.problem_ids))) for way in range(len(gradients[0]))]
     return MeasuredEstimators(
@@ -85,7 +85,7 @@ def measure_estimators(
 
 
 @dataclass
-class _Rows:
+class GradientRows:
     """Computes the gradients of estimators, and says after the first what all of them take."""
 
     trainer: TrainerEngine

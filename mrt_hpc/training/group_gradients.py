@@ -2,8 +2,8 @@
 without an optimiser.
 
 Precision ``bf16`` is computed as ``bf16_autocast``, so that gradients have 32 bits, and a KL term, which is the same
-for all estimators, is left out. A large gradient is kept as a random projection, in which inner products stay as they are on
-average; of two gradients a and b they are off by about |a| |b| / 256.
+for all estimators, is left out. A large gradient is kept as a random projection, in which inner products stay as they
+are on average; of two gradients a and b they are off by about |a| |b| / 256.
 """
 
 import random
