@@ -1,5 +1,5 @@
-"""The estimators of the gradient that the stored groups of a run allow: the run's own algorithm, GRPO, and the own one
-with each other choice of its fields, one at a time.
+"""The estimators of the gradient that stored groups allow: the run's own, GRPO, and the own one with each other choice
+of a field.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Estimator:
 
 
 def estimators_of(own: RolloutAlgorithm, recipe: Recipe) -> tuple[list[Estimator], list[str]]:
-    """The run's own algorithm first, no algorithm twice; and a sentence on each that the recipe refuses."""
+    """The run's own first; and a sentence on each that the recipe refuses."""
     found, refused = [Estimator(f"{own.type}, the run's own", own)], list[str]()
     known = built_in_form(own)
     for estimator in [Estimator(known.type, known), *_outcome_alone(own), *_other_choices(known)]:
@@ -44,7 +44,7 @@ def estimators_of(own: RolloutAlgorithm, recipe: Recipe) -> tuple[list[Estimator
 
 
 def built_in_form(own: RolloutAlgorithm) -> RolloutAlgorithm:
-    """The class of the package that a class of the user's own continues, with the same fields; else its own."""
+    """The package's class that a user's own continues, with its fields."""
     for kind in (MrtOnline, Mrt, Grpo):
         if isinstance(own, kind):
             return kind(**{name: getattr(own, name) for name in kind.model_fields if name != "type"})
@@ -52,7 +52,7 @@ def built_in_form(own: RolloutAlgorithm) -> RolloutAlgorithm:
 
 
 def _outcome_alone(own: RolloutAlgorithm) -> list[Estimator]:
-    """GRPO; not of groups that begin with stale prefixes, whose forced half is no sample of the policy."""
+    """Not of stale prefixes: their forced half is no sample of the policy."""
     if own.collects:
         return []
     divided = Grpo(normalise="group_std")

@@ -1,4 +1,4 @@
-"""``mrt-hpc analyze gradients``: the signal of each estimator of the gradient at equal rollouts and at equal tokens."""
+"""``mrt-hpc analyze gradients``: the signal of each estimator at equal cost."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,28 +14,25 @@ NAME = "gradients"
 COUNTINGS = ("rollouts", "generated tokens", "generated and prefilled tokens")
 NOT_RESOLVED = "not resolved"
 DRAWN = 6
-"""The lines of a figure; the others are in the table."""
+"""Lines of a figure."""
 
 
 @dataclass(frozen=True)
 class MeasuredEstimators:
-    """E estimators on the M groups of one iteration."""
-
     names: tuple[str, ...]
     """The run's own first."""
     prices: FloatArray
-    """[3, E] a group's mean rollouts and tokens, as ``COUNTINGS`` counts them."""
+    """[3, E] of a mean group, in each counting."""
     gram: FloatArray
     """[E, M, E, M] inner products of the gradients."""
     scaled_gram: FloatArray | None
-    """The same of the gradients through Adam's scaling."""
+    """Through Adam's scaling."""
     source: str
     remarks: tuple[str, ...]
     seed: int
 
 
 def analyse_estimators(measured: MeasuredEstimators) -> Analysis:
-    """The batch is as many groups as the run's own algorithm had, or as many as the same tokens pay for."""
     signals = {"plain": GradientSignal.of(measured.gram, measured.seed)}
     if measured.scaled_gram is not None:
         signals["through Adam"] = GradientSignal.of(measured.scaled_gram, measured.seed)
@@ -57,7 +54,7 @@ def analyse_estimators(measured: MeasuredEstimators) -> Analysis:
 
 
 def batch_of_equal_price(measured: MeasuredEstimators, counting: int, estimator: int) -> float:
-    """The groups of an estimator for the price of the run's own batch."""
+    """Groups for the price of the run's own batch."""
     prices = measured.prices[counting]
     return float(measured.gram.shape[1] * prices[0] / prices[estimator])
 
@@ -80,7 +77,6 @@ def _cosines(measured: MeasuredEstimators, way: str, signal: GradientSignal) -> 
 def _summary(
     measured: MeasuredEstimators, signals: dict[str, GradientSignal]
 ) -> tuple[tuple[str, ...], tuple[tuple[Cell, ...], ...]]:
-    """Signal to noise in each counting, then where the estimator goes; through Adam at equal rollouts alone."""
     ways = [*COUNTINGS, "alignment", "cosine with the run's own", *[way for way in signals if way != "plain"]]
     plain, rows = signals["plain"], []
     for number, name in enumerate(measured.names):
@@ -92,7 +88,6 @@ def _summary(
 
 
 def _compared(measured: MeasuredEstimators) -> list[int]:
-    """GRPO, and the run's own algorithm with its credit shuffled."""
     return [n for n, name in enumerate(measured.names) if n and name in ("grpo", "credit: permuted")]
 
 
@@ -107,7 +102,6 @@ def sentence_on(measured: MeasuredEstimators, signal: GradientSignal, other: int
 
 
 def _figure(measured: MeasuredEstimators, signal: GradientSignal) -> LineFigure:
-    """Alignment against what a batch costs."""
     panels = []
     for counting, counted in enumerate(COUNTINGS):
         lines = []

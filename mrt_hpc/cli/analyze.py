@@ -386,9 +386,9 @@ def extrapolate(asked: AnalysisAsked) -> None:
 @options.as_json
 @options.trust
 def gradients(run: str, out: Path | None, seed: int, as_json: bool, trust: bool) -> None:
-    """Signal to noise, alignment and cosine of the gradient that each estimator makes of the groups that iteration
-    VERSION learnt: the run's own algorithm, GRPO, other credits, baselines and divisors. It computes as the trainer
-    does, on this machine's GPU where there is one; how long it takes is told after the first gradients.
+    """Signal to noise, alignment and cosine of the gradients that the run's own algorithm, GRPO, and other credits,
+    baselines and divisors make of the groups of iteration VERSION. It computes as the trainer does, on a GPU where
+    there is one, and says early how long it takes.
 
     \b
     Examples:
@@ -437,7 +437,6 @@ def _write(
 
 
 def _show(analysis: "Analysis", out: Path, of_what: str, about: dict[str, str], as_json: bool) -> None:
-    """Write the files and print the summary; ``about`` stands in the JSON."""
     from mrt_hpc.analysis.findings import write_analysis
 
     out.mkdir(parents=True, exist_ok=True)

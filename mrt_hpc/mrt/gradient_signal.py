@@ -1,16 +1,8 @@
-"""How much of a batch's gradient is signal, and whether two estimators go to the same place, from inner products alone.
+"""Signal, noise and direction of gradients, from their inner products alone.
 
-With g_m the gradient of group m (one problem) by one estimator, mu its mean over problems and V the trace of its
-covariance, M groups measured and N groups in a batch:
-
-    |mu|^2       mean of g_l . g_m over l != m        products of different problems alone, so without bias
-    V            mean of |g_m|^2, less |mu|^2
-    SNR(N)     = sqrt(N |mu|^2 / V)                   of the mean gradient of N groups
-    alignment  = SNR / sqrt(1 + SNR^2)                cosine of that gradient and mu, where there are many dimensions
-    cosine     = mu_a . mu_b / (|mu_a| |mu_b|)
-
-The cosine says whether two estimators go to the same place, and the ratio of their SNR which gets there sooner. An
-estimator whose group costs c times as many tokens has N / c groups for the price of N.
+|mu|^2     mean of g_l . g_m over groups l != m
+V          mean of |g_m|^2, less |mu|^2
+SNR(N)   = sqrt(N |mu|^2 / V), of the mean of N groups
 """
 
 from dataclasses import dataclass
@@ -21,14 +13,14 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 DRAWS = 1000
 MOST_UNRESOLVED = 0.025
-"""The share of draws without a signal above which a cosine or a ratio is not resolved."""
+"""The share of draws without a signal with which a cosine is resolved."""
 LEAST_NOISE = 1e-12
-"""V is at least so much of |mu|^2: groups whose gradients are all equal differ by rounding."""
+"""V is at least so much of |mu|^2: rounding."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its 95 % interval over problems."""
+    """95 %, over problems."""
 
     value: float
     low: float
@@ -37,18 +29,15 @@ class Interval:
 
 @dataclass(frozen=True)
 class GradientSignal:
-    """E estimators over the same M groups, and over ``DRAWS`` bootstrap samples of these groups."""
-
     groups: int
-    """M."""
     products: FloatArray
-    """[1 + DRAWS, E, E] mu_a . mu_b; the first are of the groups themselves."""
+    """[1 + DRAWS, E, E] mu_a . mu_b, first of the groups themselves."""
     noises: FloatArray
     """[1 + DRAWS, E] V."""
 
     @staticmethod
     def of(gram: FloatArray, seed: int) -> "GradientSignal":
-        """``gram``: [E, M, E, M] the inner products of all gradients; M is at least 2."""
+        """``gram``: [E, M, E, M] inner products of E estimators on M groups, at least 2."""
         groups = gram.shape[1]
         draws = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), DRAWS)
         weights = np.concatenate([np.ones((1, groups)), draws[(draws > 0).sum(1) > 1]])
@@ -57,31 +46,30 @@ class GradientSignal:
         return GradientSignal(groups, products, squares.T - np.einsum("kaa->ka", products))
 
     def snr(self, estimator: int, batch: float) -> Interval:
-        """Of the gradient of ``batch`` groups; 0 where the groups show no signal."""
         return _interval(np.sqrt(batch * self._signals(estimator)))
 
     def snr_ratio(self, first: int, second: int, prices: tuple[float, float] = (1.0, 1.0)) -> Interval | None:
-        """SNR of the first over that of the second where both spend the same, a group of each for its price."""
+        """Where both spend the same, by the price of a group."""
         one, other = self._signals(first) / prices[0], self._signals(second) / prices[1]
         found = other > 0
         return _resolved(np.sqrt(one[found] / other[found]), found)
 
     def cosine(self, first: int, second: int) -> Interval | None:
-        """None where one of the two shows no signal that stands clear of its noise."""
+        """None where it is not resolved."""
         squares = self.products[:, first, first], self.products[:, second, second]
         found = (squares[0] > 0) & (squares[1] > 0)
         cosines = self.products[found, first, second] / np.sqrt(squares[0][found] * squares[1][found])
         return _resolved(cosines.clip(-1, 1), found)
 
     def _signals(self, estimator: int) -> FloatArray:
-        """[1 + DRAWS] |mu|^2 / V, and 0 where |mu|^2 is not above 0."""
+        """[1 + DRAWS] |mu|^2 / V, at least 0."""
         squared = self.products[:, estimator, estimator].clip(min=0)
         noise = np.maximum(self.noises[:, estimator], LEAST_NOISE * squared)
         return np.divide(squared, noise, out=np.zeros_like(squared), where=squared > 0)
 
 
 def mean_products(gram: FloatArray, weights: FloatArray) -> FloatArray:
-    """[K, E, E] mu_a . mu_b from products of different groups, of which group m counts ``weights[:, m]`` times.
+    """[K, E, E] mu_a . mu_b, where group m counts ``weights[:, m]`` times.
 
     Source: not in the paper; a U-statistic.
     """
@@ -97,7 +85,7 @@ def mean_products(gram: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 def alignment(snr: Interval) -> Interval:
-    """The expected cosine of a batch's gradient and the mean gradient.
+    """The cosine of a batch's gradient and mu.
 
     Source: not in the paper.
     """
@@ -110,6 +98,5 @@ def _resolved(values: FloatArray, found: NDArray[np.bool_]) -> Interval | None:
 
 
 def _interval(values: FloatArray) -> Interval:
-    """Of the first value, by the percentiles of the others."""
     low, high = np.percentile(values[1:], (2.5, 97.5))
     return Interval(float(values[0]), float(low), float(high))

@@ -1,4 +1,4 @@
-"""Measures estimators of the gradient on the stored groups of one iteration, at the weights that it began with."""
+"""Measures estimators of the gradient on the stored groups of one iteration."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -38,9 +38,7 @@ from mrt_hpc.training.group_gradients import (
 from mrt_hpc.training.settings import TrainingSequence
 
 FEWEST = 4
-"""Groups below which no interval over problems means anything."""
 COLUMNS = 1 << 16
-"""Numbers of all gradients that are multiplied at a time."""
 
 Tell = Callable[[str], object]
 
@@ -48,11 +46,7 @@ Tell = Callable[[str], object]
 def measure_estimators(
     layout: RunLayout, recipe: Experiment, version: int | str, seed: int, tell: Tell
 ) -> MeasuredEstimators:
-    """``tell`` is called with the cost once the first gradient has shown it, before the others.
-
-    Raises:
-        UserError: the run has no groups or no weights of that version, or too few groups, or learns no rollouts.
-    """
+    """``tell`` gets the cost once the first gradients have shown it."""
     own, recipe = _rollout_algorithm(layout, recipe)
     number = _chosen_version(layout, version)
     groups = read_iteration(layout, number)
@@ -63,7 +57,7 @@ def measure_estimators(
             value=problems,
             where=layout.iteration(number),
             expected=f"at least {FEWEST}",
-            advice=Advice("mrt-hpc status {run}", run=layout.root),
+            advice="name a version whose iteration has more problems",
         )
     estimators, remarks = estimators_of(own, recipe)
     verify(layout.weights_version(number))
@@ -86,11 +80,8 @@ def measure_estimators(
 
 @dataclass
 class GradientRows:
-    """Computes the gradients of estimators, and says after the first what all of them take."""
-
     trainer: TrainerEngine
     scales: Sequence[torch.Tensor]
-    """Of Adam; empty where they are not known."""
     seed: int
     tell: Tell
     wanted: int
@@ -98,7 +89,7 @@ class GradientRows:
     done: int = 0
 
     def of(self, sequences: Sequence[TrainingSequence]) -> list[dict[str, NDArray[np.float32]]]:
-        """The gradient of each group, plain and then scaled."""
+        """Of each group, plain and then scaled."""
         plain: dict[str, NDArray[np.float32]] = {}
         scaled: dict[str, NDArray[np.float32]] = {}
         for name, gradient in group_gradients(self.trainer, sequences):
@@ -109,7 +100,6 @@ class GradientRows:
         return [plain, scaled]
 
     def _tell_cost(self) -> None:
-        """After the second one: the first one also starts the device."""
         self.done += 1
         if self.done == 1:
             self.started = time.monotonic()
@@ -131,7 +121,7 @@ def _rollout_algorithm(layout: RunLayout, recipe: Experiment) -> tuple[RolloutAl
         "this run learns no rollouts, so its gradient has one estimator",
         where=layout.root,
         expected="a run whose algorithm learns rollouts of the policy, as grpo or mrt_online",
-        advice=Advice("mrt-hpc report {run}", run=layout.root),
+        advice="name a run of such a recipe",
     )
 
 
@@ -160,7 +150,6 @@ def _question_ids(layout: RunLayout, recipe: Recipe, version: int) -> Sequence[i
 
 
 def _scales(layout: RunLayout, trainer: TrainerEngine, version: int) -> tuple[list[torch.Tensor], str]:
-    """Those of the checkpoint of the version, none where it is not there; and a sentence on that."""
     if not (path := layout.checkpoint(version)).is_dir():
         return [], f"not through Adam's scaling, as there is no checkpoint after {version} iterations"
     scales = adam_scales(trainer, *second_moments(path))
@@ -168,14 +157,13 @@ def _scales(layout: RunLayout, trainer: TrainerEngine, version: int) -> tuple[li
 
 
 def _sequences(estimator: Estimator, batch: Batch, recipe: Recipe, iteration: int) -> list[TrainingSequence]:
-    """Drawn as the trainer draws."""
     seed_generators(derive_seed(recipe.seed, "trainer", iteration))
     learnt = estimator.algorithm.learnt(batch)
     return [*learnt.sequences, *learnt.branches]
 
 
 def _prices(estimators: Sequence[Estimator], costs: Sequence[GroupStatistics]) -> FloatArray:
-    """[3, E] a group's mean rollouts, generated tokens, and generated and prefilled tokens."""
+    """[3, E] of a mean group, as ``COUNTINGS`` counts."""
     rollouts, traces, branches, prefilled, of_branches = np.mean(
         [
             (c.rollouts, c.rollout_tokens, c.branch_tokens, c.prefilled_tokens, c.prompt_tokens - c.cached_tokens)
@@ -193,7 +181,7 @@ def _prices(estimators: Sequence[Estimator], costs: Sequence[GroupStatistics]) -
 
 
 def _gram(gradients: Sequence[dict[str, NDArray[np.float32]]], names: Sequence[str]) -> FloatArray:
-    """[E, M, E, M]; a group that an estimator does not learn from has a gradient of 0."""
+    """[E, M, E, M]; 0 of a group that is not learnt."""
     if not gradients[0]:
         return np.zeros((0, 0, 0, 0))
     zero = np.zeros_like(next(iter(gradients[0].values())))

@@ -1,9 +1,6 @@
-"""The gradient of each group of rollouts, as the trainer computes it: its packing, policy and loss, on one process and
-without an optimiser.
+"""The gradient of each group of rollouts, as the trainer computes it, on one process and without an optimiser.
 
-Precision ``bf16`` is computed as ``bf16_autocast``, so that gradients have 32 bits, and a KL term, which is the same
-for all estimators, is left out. A large gradient is kept as a random projection, in which inner products stay as they
-are on average; of two gradients a and b they are off by about |a| |b| / 256.
+``bf16`` becomes ``bf16_autocast``, for gradients of 32 bits, and a KL term, the same for all estimators, is left out.
 """
 
 import random
@@ -26,11 +23,10 @@ from mrt_hpc.training.rendezvous import Ranks
 from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
 
 WHOLE = 1 << 20
-"""Gradients of at most so many numbers are kept as they are."""
+"""A gradient of so many numbers is kept as it is."""
 KEPT = 1 << 16
-"""The numbers of a projection."""
+"""Of a projection: products of gradients a and b are off by |a| |b| / 256."""
 EPSILON, DECAY = 1e-8, 0.999
-"""Of torch's Adam."""
 
 
 class LoneEngine:
@@ -43,7 +39,7 @@ class LoneEngine:
         return self.module(*arguments)
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Nothing is exchanged."""
+        """Nothing to exchange."""
 
     def zero_optimization_partition_weights(self) -> bool:
         return False
@@ -53,7 +49,6 @@ class LoneEngine:
 
 
 def gradient_trainer(settings: TrainerSettings, directory: Path) -> TrainerEngine:
-    """A trainer of the model in ``directory`` that accumulates gradients and takes no step."""
     choose_kernels(settings.training.deterministic)
     precision = settings.training.precision
     precision = Precision.BF16_AUTOCAST if precision is Precision.BF16 else precision
@@ -69,9 +64,7 @@ def gradient_trainer(settings: TrainerSettings, directory: Path) -> TrainerEngin
 def group_gradients(
     trainer: TrainerEngine, sequences: Sequence[TrainingSequence]
 ) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """Each group's part of the gradient of a mini-batch, whose sum over the groups is the gradient that an update takes
-    its step with; in the order of their names. The tensors are those of the parameters that are trained.
-    """
+    """Each group's part of the gradient of a mini-batch; the tensors are its own until the next one."""
     groups: dict[str, list[TrainingSequence]] = {}
     for sequence in sequences:
         groups.setdefault(sequence.group, []).append(sequence)
@@ -87,15 +80,13 @@ def trained_parameters(trainer: TrainerEngine) -> dict[str, torch.nn.Parameter]:
 
 
 def adam_scales(trainer: TrainerEngine, moments: Mapping[str, torch.Tensor], steps: int) -> list[torch.Tensor]:
-    """What Adam multiplies each number of a gradient by after so many steps, but for the learning rate."""
+    """Adam's factors of a gradient, but for the learning rate."""
     corrected = (moments[name].to(device()) / (1 - DECAY**steps) for name in trained_parameters(trainer))
     return [1 / (moment.sqrt() + EPSILON) for moment in corrected]
 
 
 def kept_numbers(tensors: Sequence[torch.Tensor], seed: int) -> NDArray[np.float32]:
-    """A gradient in one row: whole, or its projection to ``KEPT`` numbers. Each number of the gradient is added with a
-    random sign to a random place, the same for all gradients of one seed.
-    """
+    """A gradient, or its projection: each number is added with a random sign to a random place."""
     if sum(tensor.numel() for tensor in tensors) <= WHOLE:
         return torch.cat([tensor.flatten() for tensor in tensors]).float().cpu().numpy()
     total = torch.zeros(KEPT, device=tensors[0].device)
