@@ -2,8 +2,7 @@
 problems. Intervals are clustered by problem.
 
 Every second trace decides how hard a problem is for the others: a trace that counts in both would put the progress that
-makes it right among the easy problems. Halves, and not all other traces, whose share of right ones depends
-on the trace left out.
+makes it right among the easy problems.
 """
 
 from collections import defaultdict

@@ -386,9 +386,8 @@ def extrapolate(asked: AnalysisAsked) -> None:
 @options.as_json
 @options.trust
 def gradients(run: str, out: Path | None, seed: int, as_json: bool, trust: bool) -> None:
-    """Signal to noise, alignment and cosine of the gradients that the run's own algorithm, GRPO, and other credits,
-    baselines and divisors make of the groups of iteration VERSION. It computes as the trainer does, on a GPU where
-    there is one, and says early how long it takes.
+    """Signal to noise, alignment and cosine of the gradients that the own algorithm, GRPO, and other credits, baselines
+    and divisors make of the groups of iteration VERSION.
 
     \b
     Examples:
