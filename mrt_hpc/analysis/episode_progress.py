@@ -81,8 +81,7 @@ def mean_accuracy(models: Sequence[ModelSamples], half: int) -> dict[str, float]
 def difficulties(accuracy: Mapping[str, float]) -> dict[str, Difficulty]:
     """The third of the problems in which each is, by the rank of its pass@1.
 
-    Equal pass@1 share the mean of their ranks, so thirds may differ in size or be empty. The lowest pass@1 is always
-    hard and the highest easy. Where all are equal, all are medium.
+    Equal pass@1 share the mean of their ranks. The lowest is always hard, the highest easy; all equal are medium.
     """
     shares = np.array(list(accuracy.values()))
     ranks = rankdata(shares, method="average") / (len(shares) + 1)

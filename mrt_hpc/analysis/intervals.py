@@ -216,8 +216,7 @@ def crossed_gain(benchmarks: Sequence[tuple[FloatArray, FloatArray]], *, paired:
 
         sum over a of max(B_a, E_a / P) / S_a  +  max(0, G - sum over a of E_a / S_a) / P
 
-    ``docs/evaluation.md`` defines the terms and the degrees of freedom (Hillis 2014, *A marginal-mean ANOVA approach
-    for analyzing multireader multicase radiological imaging data*).
+    ``docs/evaluation.md`` defines the terms and the degrees of freedom (Hillis 2014).
 
     Args:
         benchmarks: the values of both arms, [S, P] each: one row a run, in the same order on all benchmarks.

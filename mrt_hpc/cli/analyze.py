@@ -135,9 +135,8 @@ def generate_samples(asked: AnalysisAsked, suite: str, needs: Needs) -> Path | N
 
 
 def paper_results() -> list[dict[str, str]]:
-    """The figures and tables of the paper (Qu et al., arXiv 2503.07572, first version) and its appendices: the command
-    for each, with words in capital letters for runs and evaluations, and how its definition differs. ``docs/paper.md``
-    has the same rows, and explains the words.
+    """The figures and tables of the paper (Qu et al., arXiv 2503.07572, first version): the command for each, and how
+    its definition differs. ``docs/paper.md`` explains the words.
     """
     text = resources.files("mrt_hpc.analysis").joinpath("paper_results.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))

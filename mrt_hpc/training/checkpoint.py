@@ -100,7 +100,7 @@ def load(trainer: TrainerEngine, path: Path) -> dict[str, Any]:
 
 
 def second_moments(path: Path) -> tuple[dict[str, torch.Tensor], int]:
-    """Adam's averages of squared gradients, by parameter, and its steps."""
+    """By parameter, and Adam's steps."""
     verify(path)
     state, files = _contents(path)
     moments = dict[str, torch.Tensor]()

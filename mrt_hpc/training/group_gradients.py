@@ -39,7 +39,7 @@ class LoneEngine:
         return self.module(*arguments)
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Nothing to exchange."""
+        pass
 
     def zero_optimization_partition_weights(self) -> bool:
         return False

@@ -1,10 +1,11 @@
 """Checks the first sampled group: the trainer's log-probabilities of its tokens must be the sampler's.
 
-Another number format, RoPE table or temperature, or a missing tensor, changes what is learnt without an error. The check runs once in an attempt, before its first update.
+Another number format, RoPE table or temperature, or a missing tensor, changes what is learnt without an error. The
+check runs once in an attempt, before its first update.
 
 It compares the mean absolute difference in nats, as a share of the sampler's mean negative log-likelihood where that is
 below one nat: there rounding and faults scale with the uncertainty. Sound implementations reach 1e-6 in 32 bits, and
-0.02 to 0.1 in bfloat16 (mixtures of experts up to 0.2). A temperature of 1 for 0.5 reaches 0.4, a wrong tensor above 1.
+0.02 to 0.2 in bfloat16; a temperature of 1 for 0.5 reaches 0.4.
 """
 
 import logging
