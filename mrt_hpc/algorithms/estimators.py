@@ -16,7 +16,7 @@ from mrt_hpc.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)
-class Estimator:
+class GradientEstimator:
     name: str
     algorithm: RolloutAlgorithm
 
@@ -25,11 +25,11 @@ class Estimator:
         return self.algorithm.needs_prover
 
 
-def estimators_of(own: RolloutAlgorithm, recipe: Recipe) -> tuple[list[Estimator], list[str]]:
+def estimators_of(own: RolloutAlgorithm, recipe: Recipe) -> tuple[list[GradientEstimator], list[str]]:
     """The run's own first; and a sentence on each that the recipe refuses."""
-    found, refused = [Estimator(f"{own.type}, the run's own", own)], list[str]()
+    found, refused = [GradientEstimator(f"{own.type}, the run's own", own)], list[str]()
     known = built_in_form(own)
-    for estimator in [Estimator(known.type, known), *_outcome_alone(own), *_other_choices(known)]:
+    for estimator in [GradientEstimator(known.type, known), *_outcome_alone(own), *_other_choices(known)]:
         if any(estimator.algorithm == one.algorithm for one in found):
             continue
         try:
@@ -51,18 +51,18 @@ def built_in_form(own: RolloutAlgorithm) -> RolloutAlgorithm:
     return own
 
 
-def _outcome_alone(own: RolloutAlgorithm) -> list[Estimator]:
+def _outcome_alone(own: RolloutAlgorithm) -> list[GradientEstimator]:
     """Not of stale prefixes: their forced half is no sample of the policy."""
     if own.collects:
         return []
     divided = Grpo(normalise="group_std")
-    return [Estimator("grpo", Grpo()), Estimator("grpo, normalise: group_std", divided)]
+    return [GradientEstimator("grpo", Grpo()), GradientEstimator("grpo, normalise: group_std", divided)]
 
 
-def _other_choices(known: RolloutAlgorithm) -> Iterator[Estimator]:
+def _other_choices(known: RolloutAlgorithm) -> Iterator[GradientEstimator]:
     for name, field in type(known).model_fields.items():
         for value in get_args(field.annotation):
             if name == "type" or not isinstance(value, str) or value == getattr(known, name):
                 continue
             changes = {name: value, **({"budget_tokens": None} if name == "credit" and value != "area" else {})}
-            yield Estimator(f"{name}: {value}", known.model_copy(update=changes))
+            yield GradientEstimator(f"{name}: {value}", known.model_copy(update=changes))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm, algorithm_of
 from mrt_hpc.algorithms.batch import Batch, batch_of
-from mrt_hpc.algorithms.estimators import Estimator, estimators_of
+from mrt_hpc.algorithms.estimators import GradientEstimator, estimators_of
 from mrt_hpc.analysis.estimator_signals import MeasuredEstimators
 from mrt_hpc.analysis.intervals import FloatArray
 from mrt_hpc.errors import Advice, UserError
@@ -62,8 +62,8 @@ def measure_estimators(
     estimators, remarks = estimators_of(own, recipe)
     verify(layout.weights_version(number))
     trainer = gradient_trainer(trainer_settings(recipe), layout.weights_version(number))
-    scales, remark = _scales(layout, trainer, number)
     learnt = [_sequences(estimator, batch, recipe, number) for estimator in estimators]
+    scales, remark = _scales(layout, trainer, number, learnt[0])
     rows = GradientRows(trainer, scales, seed, tell, len(estimators) * problems)
     gradients = [rows.of(sequences) for sequences in learnt]
     grams = [_gram([of[way] for of in gradients], sorted(set(batch.problem_ids))) for way in range(len(gradients[0]))]
@@ -149,20 +149,22 @@ def _question_ids(layout: RunLayout, recipe: Recipe, version: int) -> Sequence[i
     return Prompter.of(layout.weights_version(version), recipe.prompt).ids(recipe.prover.question)
 
 
-def _scales(layout: RunLayout, trainer: TrainerEngine, version: int) -> tuple[list[torch.Tensor], str]:
+def _scales(
+    layout: RunLayout, trainer: TrainerEngine, version: int, own: Sequence[TrainingSequence]
+) -> tuple[list[torch.Tensor], str]:
     if not (path := layout.checkpoint(version)).is_dir():
         return [], f"not through Adam's scaling, as there is no checkpoint after {version} iterations"
-    scales = adam_scales(trainer, *second_moments(path))
-    return scales, f"Adam's scaling is that of the checkpoint after {version} iterations"
+    scales = adam_scales(trainer, *second_moments(path), own)
+    return scales, f"Adam's scaling is that of the checkpoint after {version} iterations with the run's own gradient"
 
 
-def _sequences(estimator: Estimator, batch: Batch, recipe: Recipe, iteration: int) -> list[TrainingSequence]:
+def _sequences(estimator: GradientEstimator, batch: Batch, recipe: Recipe, iteration: int) -> list[TrainingSequence]:
     seed_generators(derive_seed(recipe.seed, "trainer", iteration))
     learnt = estimator.algorithm.learnt(batch)
     return [*learnt.sequences, *learnt.branches]
 
 
-def _prices(estimators: Sequence[Estimator], costs: Sequence[GroupStatistics]) -> FloatArray:
+def _prices(estimators: Sequence[GradientEstimator], costs: Sequence[GroupStatistics]) -> FloatArray:
     """[3, E] of a mean group, as ``COUNTINGS`` counts."""
     rollouts, traces, branches, prefilled, of_branches = np.mean(
         [

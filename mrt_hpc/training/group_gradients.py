@@ -79,10 +79,17 @@ def trained_parameters(trainer: TrainerEngine) -> dict[str, torch.nn.Parameter]:
     return {name: p for name, p in trainer.policy.named_parameters() if p.requires_grad}
 
 
-def adam_scales(trainer: TrainerEngine, moments: Mapping[str, torch.Tensor], steps: int) -> list[torch.Tensor]:
-    """Adam's factors of a gradient, but for the learning rate."""
-    corrected = (moments[name].to(device()) / (1 - DECAY**steps) for name in trained_parameters(trainer))
-    return [1 / (moment.sqrt() + EPSILON) for moment in corrected]
+def adam_scales(
+    trainer: TrainerEngine, moments: Mapping[str, torch.Tensor], steps: int, batch: Sequence[TrainingSequence]
+) -> list[torch.Tensor]:
+    """Adam's factors in the step that ``batch`` would make, but for the learning rate."""
+    gradients = [torch.zeros_like(p) for p in trained_parameters(trainer).values()]
+    for _, of_group in group_gradients(trainer, batch):
+        for total, part in zip(gradients, of_group, strict=True):
+            total += part
+    stored = [moments[name].to(device()) for name in trained_parameters(trainer)]
+    squares = [DECAY * v + (1 - DECAY) * g.square() for v, g in zip(stored, gradients, strict=True)]
+    return [1 / ((v / (1 - DECAY ** (steps + 1))).sqrt() + EPSILON) for v in squares]
 
 
 def kept_numbers(tensors: Sequence[torch.Tensor], seed: int) -> NDArray[np.float32]:

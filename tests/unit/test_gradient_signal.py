@@ -8,7 +8,7 @@ from basics import ROOT
 from mrt_hpc.algorithms.estimators import estimators_of
 from mrt_hpc.algorithms.mrt_online import MrtOnline
 from mrt_hpc.analysis.estimator_signals import MeasuredEstimators, analyse_estimators
-from mrt_hpc.mrt.gradient_signal import GradientSignal, alignment
+from mrt_hpc.mrt.gradient_signal import GradientSignal, Interval, alignment
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.training.group_gradients import KEPT, WHOLE, kept_numbers
@@ -48,9 +48,10 @@ def test_estimates_of_gaussians_are_unbiased_and_their_intervals_hold_the_truth(
     assert (np.abs(squares.mean(0) - 0.25 * np.array([[1, 0.6], [0.6, 1]])) < 3 * error).all()
     assert np.mean([signal.noises[0] for signal in signals]) == pytest.approx(1.0, rel=0.02)
     snrs = [signal.snr(0, 16) for signal in signals]
-    cosines = [found for signal in signals if (found := signal.cosine(0, 1)) is not None]
-    ratios = [found for signal in signals if (found := signal.snr_ratio(0, 1, (4.0, 1.0))) is not None]
-    for truth, found in ((2.0, snrs), (0.6, cosines), (0.5, ratios)):
+    cosines = [one for signal in signals if (one := signal.cosine(0, 1)) is not None]
+    ratios = [one for signal in signals if (one := signal.snr_ratio(0, 1, (4.0, 1.0))) is not None]
+    cases: list[tuple[float, list[Interval]]] = [(2.0, snrs), (0.6, cosines), (0.5, ratios)]
+    for truth, found in cases:
         assert len(found) == len(signals)
         assert np.mean([one.value for one in found]) == pytest.approx(truth, rel=0.03)
         assert np.mean([one.low <= truth <= one.high for one in found]) > 0.85
