@@ -89,7 +89,7 @@ class GradientRows:
     done: int = 0
 
     def of(self, sequences: Sequence[TrainingSequence]) -> list[dict[str, NDArray[np.float32]]]:
-        """Of each group, plain and then scaled."""
+        """Plain, then scaled."""
         plain: dict[str, NDArray[np.float32]] = {}
         scaled: dict[str, NDArray[np.float32]] = {}
         for name, gradient in group_gradients(self.trainer, sequences):

@@ -40,11 +40,11 @@ ROOMS: dict[str, int] = {
     "plan": 1280,  # hours of nodes that are given whole, the tasks that fill them, and shapes in place of 45 recipes
     "provers": 700,  # branches that traces share
     "recipe": 3100,  # a fifth kind of classes, losses, and the divisor of a loss
-    "roles": 4160,  # imports of files that were cut by concept; estimators measured on the groups of an iteration
+    "roles": 4180,  # imports of files that were cut by concept; estimators measured on the groups of an iteration
     "run": 2920,  # columns of records are read as tables; a program has its own umask again after it submits
     "submit": 1040,  # imports of files that were cut by concept
     "testing": 440,  # what a run takes for granted of own classes: it was in `evaluate`; losses too
-    "training": 2500,  # five losses and what a loss is given, in a file of their own; gradients of groups
+    "training": 2520,  # five losses and what a loss is given, in a file of their own; gradients of groups
     "view": 1280,  # logs that are pipes; early ends, hearts that stand still, room on the disk
 }
 SHORT: dict[str, str] = {
