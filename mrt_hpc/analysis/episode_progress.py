@@ -2,8 +2,7 @@
 problems. Intervals are clustered by problem.
 
 Every second trace decides how hard a problem is for the others: a trace that counts in both would put the progress that
-makes it right among the easy problems. Halves, and not all other traces, whose share of right ones depends
-on the trace left out.
+makes it right among the easy problems.
 """
 
 from collections import defaultdict
@@ -78,8 +77,7 @@ def mean_accuracy(models: Sequence[ModelSamples], half: int) -> dict[str, float]
 def difficulties(accuracy: Mapping[str, float]) -> dict[str, Difficulty]:
     """The third of the problems in which each is, by the rank of its pass@1.
 
-    Equal pass@1 share the mean of their ranks, so thirds may differ in size or be empty. The lowest pass@1 is always
-    hard and the highest easy. Where all are equal, all are medium.
+    Equal pass@1 share the mean of their ranks. The lowest is always hard, the highest easy; all equal are medium.
     """
     shares = np.array(list(accuracy.values()))
     ranks = rankdata(shares, method="average") / (len(shares) + 1)

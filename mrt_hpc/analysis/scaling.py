@@ -1,11 +1,10 @@
 """``mrt-hpc analyze scaling``: does thinking on pay, or does a vote at an earlier episode do as well?
 
 For every prefix j and several p: the success of a vote of p answers forced there, [maj@p]_j, against the tokens of the
-prefix and the p answers (paper, Section 5). A trace with fewer than j episodes takes part with its whole thought, so
-every point is over the same traces. Beside it stand maj@k and pass@k.
+prefix and the p answers (paper, Section 5). A trace with fewer than j episodes takes part with its whole thought.
 
-A vote is as good as the last one only where its loss is shown to lie within a margin (two one-sided tests, Schuirmann
-1987): few samples that show no loss show nothing. ``benchmarks/bench_equivalence.py`` measures the errors.
+A vote is as good as the last one only where its loss is shown to lie within a margin (Schuirmann 1987;
+``benchmarks/bench_equivalence.py``).
 """
 
 import math

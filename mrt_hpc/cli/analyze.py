@@ -1,5 +1,5 @@
-"""``mrt-hpc analyze``: analyses of evaluated samples, each as CSV, PNG and SVG; missing samples are generated
-before.
+"""``mrt-hpc analyze``: analyses of evaluated samples, or of the groups that an iteration learnt, each as CSV, PNG and
+SVG; missing samples are generated before.
 """
 
 import csv
@@ -18,13 +18,14 @@ from click.core import ParameterSource
 from mrt_hpc.analysis.model_samples import Counted, ModelSamples, other_settings
 from mrt_hpc.cli import options
 from mrt_hpc.cli.completion import complete_suite
-from mrt_hpc.cli.options import site_of_command
+from mrt_hpc.cli.options import RunName, RunUse, site_of_command
 from mrt_hpc.cli.terminal import Terminal, echo, echo_json, print_notes, table_of
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.evaluate.analysed_benchmark import Needs, analysed_benchmark
 from mrt_hpc.recipe.choices import Boundaries
+from mrt_hpc.recipe.find import expand_home
 from mrt_hpc.recipe.ownership import refuse_to_write
-from mrt_hpc.run.layout import RunLayout, run_path
+from mrt_hpc.run.layout import LAST, RunLayout, existing_run, run_path, split_at, version_named
 
 if TYPE_CHECKING:
     from mrt_hpc.analysis.findings import Analysis
@@ -99,9 +100,8 @@ def generate_samples(asked: AnalysisAsked, suite: str, needs: Needs) -> Path | N
 
 
 def paper_results() -> list[dict[str, str]]:
-    """The figures and tables of the paper (Qu et al., arXiv 2503.07572, first version) and its appendices: the command
-    for each, with words in capital letters for runs and evaluations, and how its definition differs. ``docs/paper.md``
-    has the same rows, and explains the words.
+    """The figures and tables of the paper (Qu et al., arXiv 2503.07572, first version): the command for each, and how
+    its definition differs. ``docs/paper.md`` explains the words.
     """
     text = resources.files("mrt_hpc.analysis").joinpath("paper_results.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
@@ -119,7 +119,8 @@ def _print_paper(context: click.Context, _: click.Parameter, asked: bool) -> Non
 
 
 @click.group(
-    short_help="Analyse regret, scaling, votes, attempts, extrapolation, efficiency or progress.", epilog=options.WHAT
+    short_help="Analyse regret, scaling, votes, attempts, extrapolation, efficiency, progress or gradients.",
+    epilog=options.WHAT,
 )
 @click.option(
     "--list",
@@ -130,13 +131,15 @@ def _print_paper(context: click.Context, _: click.Parameter, asked: bool) -> Non
     help="Print the figures and tables of the paper, each with the command that makes it.",
 )
 def analyze() -> None:
-    """Analyse the evaluated samples of models: tables as CSV, figures as PNG and SVG. Each model gives a line.
+    """Analyse the evaluated samples of models, each a line, or the gradients of a run: tables as CSV, figures as PNG
+    and SVG.
 
     \b
     Examples:
       mrt-hpc analyze regret   runs/mrt-online runs/grpo
       mrt-hpc analyze progress runs/mrt-online@0 runs/mrt-online
       mrt-hpc analyze scaling  runs/eval-paper_20
+      mrt-hpc analyze gradients runs/mrt-online@last
       mrt-hpc analyze --list
       mrt-hpc analyze regret runs/grpo runs/mrt-online --suite paper_regret --benchmark aime24
     """
@@ -428,3 +431,34 @@ def extrapolate() -> tuple[Needs, Analyse]:
     from mrt_hpc.analysis.accuracy_by_budget import analyse_extrapolation
 
     return Needs(values=True, boundaries=(Boundaries.EXTENSIONS,)), analyse_extrapolation
+
+
+@analyze.command(short_help="Signal and noise of the gradient by other estimators, at equal cost.")
+@click.argument("run", metavar="RUN@VERSION", type=RunName(RunUse.LOOKS))
+@click.option("--out", type=options.FOLDER, help="The directory of the results. Default: analysis/gradients in RUN.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The seed of the bootstrap.")
+@options.as_json
+@options.trust
+def gradients(run: str, out: Path | None, seed: int, as_json: bool, trust: bool) -> None:
+    """Signal to noise, alignment and cosine of the gradients that the own algorithm, GRPO, and other credits, baselines
+    and divisors make of the groups of iteration VERSION.
+
+    \b
+    Examples:
+      mrt-hpc analyze gradients runs/quickstart@0
+      mrt-hpc analyze gradients runs/mrt-online@last --out gradients
+    """
+    from mrt_hpc.analysis.estimator_signals import analyse_estimators
+    from mrt_hpc.plan.jobs import read_plan
+    from mrt_hpc.roles.gradient_referee import measure_estimators
+    from mrt_hpc.run.prompt_files import read_experiment
+
+    directory, name = split_at(run)
+    layout = existing_run(expand_home(directory))
+    version = version_named(name or LAST, read_plan(layout.plan).iterations, layout.root)
+    if out is None:
+        out = refuse_to_write(layout.root, "the same command with --out DIR") / "analysis" / "gradients"
+    recipe = read_experiment(layout, trust=trust)
+    measured = measure_estimators(layout, recipe, version, seed, lambda text: echo(text, err=True))
+    analysis = analyse_estimators(measured)
+    _show(analysis, out, f"of {measured.source}", {"source": measured.source}, as_json)

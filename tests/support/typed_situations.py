@@ -290,6 +290,8 @@ EVALUATIONS = {
     "compare a model with itself": Situation("compare 'runs/c d@last' 'runs/c d@last'"),
     "compare no version": Situation("compare 'runs/c d@3' 'runs/c d@last'"),
     "regret of nothing": Situation("analyze regret 'a b'"),
+    "gradients of nothing": Situation("analyze gradients 'a b'"),
+    "gradients of a version that was pruned": Situation("analyze gradients 'runs/c d@1'"),
     "nothing in common": Situation("compare 'runs/c d@last' runs/held@last", held("held")),
     "samples without values": Situation("analyze regret runs/held", held("held", valued=False)),
     "samples without votes": Situation("analyze scaling runs/held", held("held", valued=False)),

@@ -21,12 +21,12 @@ PACKAGE = Path(__file__).parents[2] / "mrt_hpc"
 # -- the tables: paste here what a failure or ``python tests/unit/test_size.py`` prints -------------------------------
 
 ROOMS: dict[str, int] = {
-    "algorithms": 780,  # samples and starts are those of algorithms; credits, baselines and their earlier names
-    "analysis": 4760,  # the tables of a run for programs, and what compare names, are here; few effective tokens
+    "algorithms": 840,  # samples and starts are those of algorithms; credits, baselines, earlier names; estimators
+    "analysis": 4840,  # the tables of a run for programs, and what compare names, are here; signals of estimators
     "api": 220,  # the public face
     "attempt": 1400,  # what an end counts is here and not in `run`; one function for all ends, and what is typed then
     "backends": 3000,  # imports of files that were cut by concept
-    "cli": 3280,
+    "cli": 3300,  # analyze gradients
     "cluster": 2240,  # imports of files that were cut by concept
     "datasets": 1020,  # gold answers that nothing reaches, and pictures that are missing, are found
     "domains": 1920,  # rewards in [0, 1], traces for verifiers, several rewards as one
@@ -36,15 +36,15 @@ ROOMS: dict[str, int] = {
     "images": 200,
     "inference": 2140,  # imports of files that were cut by concept
     "modes": 400,
-    "mrt": 660,  # which reward is right, and several as one
+    "mrt": 720,  # credits, and the tokens that end an episode; signal and noise of gradients
     "plan": 1280,  # hours of nodes that are given whole, the tasks that fill them, and shapes in place of 45 recipes
     "provers": 700,  # branches that traces share
-    "recipe": 3120,  # what a verifier and its algorithm say of rewards
-    "roles": 4060,  # the texts that a verifier sees, and what could not be judged
+    "recipe": 3120,  # a fifth kind of classes, losses, and the divisor of a loss
+    "roles": 4220,  # imports of files that were cut by concept; estimators measured on the groups of an iteration
     "run": 2920,  # columns of records are read as tables; a program has its own umask again after it submits
     "submit": 1060,  # sample answers for own verifiers
     "testing": 440,  # what a run takes for granted of own classes: it was in `evaluate`; losses too
-    "training": 2420,  # five losses and what a loss is given, in a file of their own
+    "training": 2520,  # five losses and what a loss is given, in a file of their own; gradients of groups
     "view": 1280,  # logs that are pipes; early ends, hearts that stand still, room on the disk
 }
 SHORT: dict[str, str] = {
