@@ -137,9 +137,7 @@ def _chosen_version(layout: RunLayout, version: int | str) -> int:
         value=version,
         where=layout.root,
         expected=f"one of {', '.join(map(str, there))}" if there else "a run that has sampled",
-        advice=Advice("mrt-hpc analyze gradients {run}{at}{there}", run=layout.root, at=AT, there=there[-1])
-        if there
-        else Advice("mrt-hpc status {run}", run=layout.root),
+        advice=Advice("mrt-hpc status {run}", run=layout.root),
     )
 
 
