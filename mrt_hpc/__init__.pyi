@@ -23,6 +23,7 @@ from mrt_hpc.backends.backend import QueueState as QueueState
 from mrt_hpc.backends.backend import Site as Site
 from mrt_hpc.backends.backend import StartEstimate as StartEstimate
 from mrt_hpc.domains.base import Judgement as Judgement
+from mrt_hpc.domains.base import Solution as Solution
 from mrt_hpc.domains.base import Verifier as Verifier
 from mrt_hpc.domains.base import after_thought as after_thought
 from mrt_hpc.domains.extraction import THOUGHT_END as THOUGHT_END

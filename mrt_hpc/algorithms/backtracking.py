@@ -60,7 +60,8 @@ class Backtracking(SupervisedAlgorithm):
     def samples(self, source: SampleSource) -> Iterator[MaskedTokens]:
         """The revisions of all attempts; the selected samples also go to a file."""
         statements = {p.id: p.problem for p in read_problems(source.train_data)}
-        attempts = (_attempt(group, statements, source) for group in source.collected())
+        judged = (group for group in source.collected() if group.rollouts[0].judged)
+        attempts = (_attempt(group, statements, source) for group in judged)
         variant = Variant(self.variant)
         revisions = (revise(attempt, variant, min_loss_sigmas=self.min_loss_sigmas) for attempt in attempts)
         samples = [self._sample(revision, source.recipe) for revision in revisions if revision is not None]
@@ -102,7 +103,7 @@ def _attempt(group: "Group", statements: dict[str, str], source: SampleSource) -
     cuts = rollout.boundaries
     ids = [i for i in rollout.token_ids if i not in source.prompter.stop_token_ids]
     continuations: dict[int, list[StepContinuation]] = defaultdict(list)
-    for branch in group.branches:
+    for branch in (b for b in group.branches if b.judged):
         continuations[branch.boundary].append(StepContinuation(branch.text, branch.reward, is_whole(branch)))
     return Attempt(
         problem_id=rollout.problem_id,

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from mrt_hpc.mrt.rewards import is_right, normalised_rewards
+from mrt_hpc.recipe.kinds import VerifierSettings
+from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, Rollout
 from mrt_hpc.training.settings import TrainingSequence
 
@@ -18,10 +21,6 @@ if TYPE_CHECKING:
 
 LEAST_ADVANTAGE = 1e-6
 """Smaller ones are rounding: of equal rewards less their mean."""
-
-
-def is_right(reward: float) -> bool:
-    return reward == 1.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,10 @@ class Batch:
     """[B] what ``training.overlong`` takes from the rewards."""
     masks_cut: bool = False
     """Whether traces that the token limit cut are left out of the loss."""
+    unjudged: int = 0
+    """Rollouts that are left out."""
+    part_weights: tuple[float, ...] = ()
+    """Of rewards that are normalised before their sum; else empty."""
 
     @property
     def reward_mean(self) -> float:
@@ -50,9 +53,17 @@ class Batch:
 
     @property
     def rewards(self) -> NDArray[np.float64]:
-        """[B] the outcome reward of each rollout, less its penalty."""
-        outcomes = np.array([r.reward for r in self.rollouts], dtype=np.float64)
+        """[B] the outcome reward of each rollout, or the sum of several that are normalised first; less its penalty."""
+        outcomes = self._outcomes
         return outcomes if self.penalties is None else outcomes - self.penalties
+
+    @property
+    def _outcomes(self) -> NDArray[np.float64]:
+        if self.part_weights:
+            nothing = [0.0] * len(self.part_weights)  # of a rollout that no part has judged, as it has no answer
+            parts = np.array([r.reward_parts or nothing for r in self.rollouts], dtype=np.float64)
+            return normalised_rewards(parts, self.part_weights, self.problem_ids)
+        return np.array([r.reward for r in self.rollouts], dtype=np.float64)
 
     @property
     def right(self) -> NDArray[np.bool_]:
@@ -103,17 +114,29 @@ class Learnt:
         return {s.group for s in sequences if np.any(np.abs(s.advantages[s.mask]) > LEAST_ADVANTAGE)}
 
 
-def batch_of(groups: "Sequence[Group]", question_ids: Callable[[], Sequence[int]] = list) -> Batch:
-    """In an order that does not depend on the task that sampled each group."""
-    rollouts = sorted((r for g in groups for r in g.rollouts), key=lambda r: (r.problem_id, r.sample))
+def part_weights(recipe: Experiment) -> tuple[float, ...]:
+    """See :class:`Batch`."""
+    verifier = getattr(recipe.data, "verifier", None)
+    return verifier.normalised_weights if isinstance(verifier, VerifierSettings) else ()
+
+
+def batch_of(
+    groups: "Sequence[Group]", question_ids: Callable[[], Sequence[int]] = list, weights: tuple[float, ...] = ()
+) -> Batch:
+    """Of the judged rollouts, in an order that does not depend on the task that sampled each group."""
+    every = sorted((r for g in groups for r in g.rollouts), key=lambda r: (r.problem_id, r.sample))
+    rollouts = [r for r in every if r.judged]
     values: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
     for value in (v for g in groups for v in g.values):
         values[value.problem_id, value.sample][value.boundary] = value.value
     ours = [values[r.problem_id, r.sample] for r in rollouts]
     noise = np.array([v.progress_variance for g in groups for v in g.values if v.boundary > 0])
     digest = batch_digest(g.digest for g in groups)
-    branches = [b for g in groups for b in g.branches]
-    return Batch(rollouts, ours, [g.statistics for g in groups], digest, noise, branches, question_ids)
+    learnt = {(r.problem_id, r.sample) for r in rollouts}
+    branches = [b for g in groups for b in g.branches if b.judged and (b.problem_id, b.sample) in learnt]
+    costs = [g.statistics for g in groups]
+    batch = Batch(rollouts, ours, costs, digest, noise, branches, question_ids)
+    return replace(batch, unjudged=len(every) - len(rollouts), part_weights=weights)
 
 
 def batch_digest(digests: Iterable[str]) -> str:

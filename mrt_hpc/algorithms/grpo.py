@@ -47,6 +47,7 @@ class Grpo(OutcomeAlgorithm):
     Source: Shao et al. (2024).
     """
 
+    compares_rewards_alone: ClassVar[bool] = True
     type: Literal["grpo"] = "grpo"
 
     def learnt(self, batch: Batch) -> Learnt:

@@ -7,8 +7,8 @@ from pydantic import Field
 
 from mrt_hpc.algorithms.batch import Batch, Learnt
 from mrt_hpc.algorithms.grpo import OutcomeAlgorithm
-from mrt_hpc.mrt.length_penalty import penalised_rewards
-from mrt_hpc.recipe.base import misfit
+from mrt_hpc.mrt.length_penalty import budgeted_rewards, penalised_rewards
+from mrt_hpc.recipe.base import Tokens, misfit
 from mrt_hpc.recipe.schema import Recipe
 
 
@@ -22,7 +22,9 @@ class LengthPenalty(OutcomeAlgorithm):
 
     type: Literal["length_penalty"] = "length_penalty"
     coefficient: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """The share of its reward that an infinitely long right answer loses."""
+    """The share of its reward that an infinitely long right answer loses; or each token, with budget_tokens."""
+    budget_tokens: Tokens | None = None
+    """The length at which a right answer earns one half, less beyond. Null compares right answers."""
 
     def check(self, recipe: Recipe) -> None:
         """Refuse two penalties of length."""
@@ -32,6 +34,9 @@ class LengthPenalty(OutcomeAlgorithm):
             )
 
     def learnt(self, batch: Batch) -> Learnt:
-        lengths = np.array(batch.lengths, dtype=np.float64)
-        rewards = penalised_rewards(batch.rewards, lengths, batch.problem_ids, coefficient=self.coefficient)
+        lengths, coefficient = np.array(batch.lengths, dtype=np.float64), self.coefficient
+        if self.budget_tokens is None:
+            rewards = penalised_rewards(batch.rewards, lengths, batch.problem_ids, coefficient=coefficient)
+        else:
+            rewards = budgeted_rewards(batch.rewards, lengths, budget=self.budget_tokens, coefficient=coefficient)
         return self.learnt_with(batch, rewards)

@@ -203,6 +203,8 @@ class StalePrefixes:
 def _group_sequences(members: list[tuple[Rollout, dict[int, float]]], algorithm: Mrt) -> list[TrainingSequence]:
     continued = [(r, values) for r, values in members if not r.forced]
     terminated = [r for r, _ in members if r.forced]
+    if not continued or not terminated:  # none of one half could be judged
+        return []
     group = _prefix_group(continued, terminated, algorithm)
     advantages = mrt.continued_advantages(
         group,

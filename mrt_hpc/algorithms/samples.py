@@ -13,6 +13,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.mrt import sft
+from mrt_hpc.mrt.rewards import is_right
 from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.atomic import write_text
 from mrt_hpc.run.problems import read_lines, text_field
@@ -77,7 +78,7 @@ class SampleSource:
 
 def is_whole(sampled: Branch | Rollout) -> bool:
     """Whether it is right and was not cut off by the limit; training needs its end."""
-    return sampled.reward == 1.0 and sampled.finish_reason is FinishReason.STOP
+    return sampled.judged and is_right(sampled.reward) and sampled.finish_reason is FinishReason.STOP
 
 
 def trace_name(rollout: Rollout) -> str:

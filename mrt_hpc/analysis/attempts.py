@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
-from mrt_hpc.analysis.findings import Analysis, DataTable
-from mrt_hpc.analysis.intervals import paired_difference
+from mrt_hpc.analysis.findings import Analysis, data_table, summary_table
+from mrt_hpc.analysis.intervals import Means, paired_difference
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.number_formats import percent
 from mrt_hpc.analysis.rows import bare_mean
-from mrt_hpc.mrt.votes import RIGHT
+from mrt_hpc.mrt.rewards import is_right
 from mrt_hpc.recipe.choices import Boundaries
 
-MEANT = (Boundaries.LAST_ATTEMPT,)
 BINS = 5
 """Between a difference of 0 and one of 1; one more bin is around 0."""
 
@@ -46,20 +45,27 @@ class ModelAttempts:
 def analyse_attempts(models: Sequence[ModelSamples]) -> Analysis:
     """The models' mode has attempts, as ``history_conditioned`` or ``linearised``."""
     for model in models:
-        model.require_boundaries(*MEANT)
+        model.require_boundaries(Boundaries.LAST_ATTEMPT)
     by_model = [attempts_of_model(model) for model in models]
     rows = [(m.name, p, m.first[p], m.last[p], m.last[p] - m.first[p]) for m in by_model for p in m.first]
     histograms = [(m.name, middle, count) for m in by_model for middle, count in m.histogram.items()]
     tables = (
-        DataTable("attempts", ("model", "problem", "first_attempt", "last_attempt", "difference"), tuple(rows)),
-        DataTable("attempts_histogram", ("model", "difference", "problems"), tuple(histograms)),
+        data_table("attempts", "model problem first_attempt last_attempt difference", rows),
+        data_table("attempts_histogram", "model difference problems", histograms),
     )
     panels = []
     for number, m in enumerate(by_model):
         bars = replace(line_of(m.name, m.histogram, map(bare_mean, m.histogram.values())), colour=number)
-        title, label = f"Last less first attempt of {m.name}", "" if number else "problems"
-        panels.append(Panel(title, "difference of the mean rewards", label, (bars,), kind="stack"))
-    return Analysis(tables, (LineFigure("attempts", tuple(panels)),), _summary(by_model))
+        title = f"Last less first attempt of {m.name}"
+        panels.append(Panel(title, "difference of the mean rewards", "problems", (bars,), kind="stack"))
+    ways = by_model[0].changes
+    forms = {"model": "", "first attempt": ".3f", "last attempt": ".3f", "difference": "+.3f"}
+    cells = [
+        (m.name, _mean(m.first), _mean(m.last), paired_difference(m.first, m.last), *m.changes.values())
+        for m in by_model
+    ]
+    summary = summary_table("first and last attempts", {**forms, **dict.fromkeys(ways, percent)}, cells)
+    return Analysis(tables, (LineFigure("attempts", tuple(panels)),), summary)
 
 
 def attempts_of_model(model: ModelSamples) -> ModelAttempts:
@@ -74,17 +80,9 @@ def attempts_of_model(model: ModelSamples) -> ModelAttempts:
 
 
 def _words(trace: EvaluatedTrace) -> str:
-    before, after = ("right" if trace.attempts[place].reward >= RIGHT else "wrong" for place in (0, -1))
+    before, after = ("right" if is_right(trace.attempts[place].reward) else "wrong" for place in (0, -1))
     return f"{before}, then {after}"
 
 
-def _summary(by_model: Sequence[ModelAttempts]) -> DataTable:
-    columns = ("model", "first attempt", "last attempt", "difference", *by_model[0].changes)
-    rows = [
-        (
-            m.name, *(f"{np.mean(list(mine.values())):.3f}" for mine in (m.first, m.last)),
-            paired_difference(m.first, m.last).decimals("+.3f"), *map(percent, m.changes.values()),
-        )
-        for m in by_model
-    ]  # fmt: skip
-    return DataTable("first and last attempts", columns, tuple(rows))
+def _mean(by_problem: Means) -> float:
+    return float(np.mean(list(by_problem.values())))

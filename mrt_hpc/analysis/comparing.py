@@ -1,24 +1,26 @@
 """Compares arms, of one or several runs each, problem by problem."""
 
-import csv
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mrt_hpc.analysis import intervals, named_models
+from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.analysis.model_samples import other_settings
-from mrt_hpc.analysis.named_models import Arm
+from mrt_hpc.analysis.named_models import Arm, NamedArm
 from mrt_hpc.analysis.number_formats import plural
 from mrt_hpc.analysis.problem_measures import MajorityAtK, MeanMeasure, Measure, Regret, measure_of
+from mrt_hpc.analysis.spending import BranchCost
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.mrt.votes import RULE
+from mrt_hpc.plan.jobs import read_plan
 from mrt_hpc.run.family import missing_runs
+from mrt_hpc.run.typed_file import readable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -357,14 +359,6 @@ def finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def csv_of(rows: Sequence[dict[str, Any]]) -> str:
-    stream = StringIO()
-    writer = csv.DictWriter(stream, [*rows[0]], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()
-
-
 FEW = 10
 """Below so many problems an interval depends on how gains are distributed."""
 
@@ -424,10 +418,19 @@ def _seed_remarks(comparisons: Sequence[Comparison]) -> list[str]:
     return [f"{about}: {other}; --arm NAME=RUN,RUN,... takes the seeds of a recipe as one arm", *sentences]
 
 
+def _branch_remarks(arms: Sequence[NamedArm]) -> list[str]:
+    sentences = []
+    for arm in arms:
+        runs = {model.run.typed: model.run for model in arm.models if not model.run.models}
+        paths = [run.layout.metrics(i) for run in runs.values() for i in range(read_plan(run.layout.plan).iterations)]
+        if (cost := BranchCost.of(readable(paths, IterationMetrics.read)[0])) is not None:
+            sentences.append(f"training of {arm.name or ', '.join(runs)} took {cost}")
+    return list(dict.fromkeys(sentences))
+
+
 UNEQUAL = {2: (3, "3 to 10"), 3: (6, "4 to 9"), 4: (8, "4 to 8")}
 """By the seeds of the smaller arm: the size of the other one from which its interval may call equal recipes different
-in more than 5 %, and how often (per cent). Seeds differ as much in both arms, or twice as much in one (``Recipes`` of
-``tests/support/simulated_arms.py``, 300 problems, 1,000 comparisons of each).
+in more than 5 %, and how often (per cent), by 1,000 comparisons of each in ``tests/support/simulated_arms.py``.
 """
 
 
@@ -500,4 +503,5 @@ def compare_named(
     left_out = () if benchmarks else named_models.benchmarks_left_out(models, chosen)
     pairing = () if paired or not named_models.may_be_paired(named, chosen) else (PAIRING,)
     remarks = [*named_models.remarks_on(named, chosen), *late, *missing, *left_out, *notes(comparisons, arms), *pairing]
+    remarks += _branch_remarks(asked)
     return Compared(tuple(comparisons), tuple(row_of(one, difference) for one in comparisons), tuple(remarks))

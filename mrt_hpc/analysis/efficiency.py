@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mrt_hpc.analysis import findings
 from mrt_hpc.analysis.comparing import FEW
-from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point
+from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point, data_table, summary_table
 from mrt_hpc.analysis.intervals import SIGNIFICANCE, IntervalEstimate, holm, share_interval, t_quantile, two_sided_p
 from mrt_hpc.analysis.model_samples import SUITE_WITH, Counted, EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.number_formats import plural
@@ -25,8 +25,6 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.mrt.regret import TraceCurve, first_reached, reward_within
 from mrt_hpc.recipe.choices import Boundaries
 
-MEANT = (Boundaries.EPISODES,)
-"""Of several attempts, a finished one would count as nothing until the last one ends."""
 POINTS = 256
 DRAWS = 10_000
 """They take two seconds for three models and accuracies on 500 problems. Draws limit how small p may be: with 8
@@ -100,15 +98,13 @@ def analyse_efficiency(models: Sequence[ModelSamples], levels: Sequence[float], 
         UserError: thoughts were cut or continued at given budgets, so that their lengths are not the models' own; a
             sample is several attempts; or answers count that no prover drew.
     """
-    for model in models:
-        model.require_boundaries(*MEANT)
+    for model in models:  # of several attempts, a finished one would count as nothing until the last one ends
+        model.require_boundaries(Boundaries.EPISODES)
     by_model = efficiencies(models)
     asked = sorted(set(levels)) or default_levels(by_model)
     results = correct_ratios([result for level in asked for result in tokens_to(by_model, level, seed)])
     curves = [model.curve for model in by_model]
-    table = findings.table_of_curves(
-        "accuracy_by_tokens", ("model", "allowed_tokens", "accuracy", "low", "high"), curves
-    )
+    table = findings.table_of_curves("accuracy_by_tokens", "model allowed_tokens accuracy low high", curves)
     x_label, y_label = f"tokens allowed ({models[0].counted})", "accuracy (mean, 95 % interval)"
     figure = findings.figure_of_curves(
         "efficiency", "Accuracy within a number of tokens", x_label, y_label, curves, percent=True
@@ -133,7 +129,7 @@ def limited_traces(model: ModelSamples) -> dict[str, list[LimitedTrace]]:
         raise UserError(
             f"{model.name}: no answers were forced at its prefixes, so all tokens cannot be counted",
             where="--tokens",
-            expected=f"--tokens sampled, or an evaluation such as suite {SUITE_WITH[MEANT[0]]} has",
+            expected=f"--tokens sampled, or an evaluation such as suite {SUITE_WITH[Boundaries.EPISODES]} has",
             advice="--tokens sampled",
         )
     return {p: [limited_trace(trace, model.counted) for trace in traces] for p, traces in model.problems.items()}
@@ -237,25 +233,24 @@ def percentiles(estimate: float, draws: NDArray[np.float64], problems: int) -> I
 
 
 def _table_of_tokens(results: Sequence[TokensTo]) -> DataTable:
+    columns = (
+        "model accuracy tokens tokens_low tokens_high ratio_to_first ratio_low ratio_high share_of_draws_without_ratio "
+        "p corrected_p"
+    )
     rows = []
     for r in results:
         cells = (NOT_REACHED if np.isinf(number) else number for number in (*r.tokens.cells, *r.ratio.cells))
         rows.append((r.model, r.level, *cells, r.undefined, r.p, r.corrected_p))
-    columns = (
-        "model", "accuracy", "tokens", "tokens_low", "tokens_high",
-        "ratio_to_first", "ratio_low", "ratio_high", "share_of_draws_without_ratio", "p", "corrected_p",
-    )  # fmt: skip
-    return DataTable("tokens_to_accuracy", columns, tuple(rows))
+    return data_table("tokens_to_accuracy", columns, rows)
 
 
 def _summary(results: Sequence[TokensTo]) -> DataTable:
     first = results[0].model if results else ""
-    rows = []
-    for r in results:
-        compared = ("", "") if r.model == first else (ratio_text(r.ratio), f"{r.corrected_p:.2g}")
-        rows.append((r.model, level_text(r.level), tokens_text(r.tokens), *compared))
-    columns = ("model", "accuracy", "tokens", f"ratio to {first}", "p, corrected")
-    return DataTable("tokens to an accuracy", columns, tuple(rows))
+    forms: dict[str, findings.Form] = {"model": "", "accuracy": level_text, "tokens": tokens_text}
+    forms |= {f"ratio to {first}": ratio_text, "p, corrected": ".2g"}
+    compared = [(None, None) if r.model == first else (r.ratio, r.corrected_p) for r in results]
+    rows = [(r.model, r.level, r.tokens, *ratio) for r, ratio in zip(results, compared, strict=True)]
+    return summary_table("tokens to an accuracy", forms, rows)
 
 
 def level_text(level: float) -> str:
@@ -264,16 +259,16 @@ def level_text(level: float) -> str:
 
 
 def tokens_text(estimate: IntervalEstimate) -> str:
-    """Tokens with an interval, or words where an accuracy is not reached."""
-    text = estimate.text(lambda tokens: NOT_REACHED if np.isinf(tokens) else f"{tokens:.0f}")
-    return f"{text} (no interval)" if np.isnan(estimate.low) else text
+    return _text_of_infinite(estimate, ".0f", NOT_REACHED)
 
 
 def ratio_text(estimate: IntervalEstimate) -> str:
-    if np.isnan(estimate.mean):
-        return "neither reaches it"
-    mean, low, high = ("infinite" if np.isinf(n) else f"{n:.2f}" for n in estimate.cells)
-    return f"{mean} (no interval)" if np.isnan(estimate.low) else f"{mean} ({low} to {high})"
+    return "neither reaches it" if np.isnan(estimate.mean) else _text_of_infinite(estimate, ".2f", "infinite")
+
+
+def _text_of_infinite(estimate: IntervalEstimate, form: str, infinite: str) -> str:
+    text = estimate.text(lambda number: infinite if np.isinf(number) else f"{number:{form}}")
+    return f"{text} (no interval)" if np.isnan(estimate.low) else text
 
 
 def _remarks(

@@ -2,8 +2,7 @@
 problems. Intervals are clustered by problem.
 
 Every second trace decides how hard a problem is for the others: a trace that counts in both would put the progress that
-makes it right among the easy problems. Halves, and not all other traces, whose share of right ones depends
-on the trace left out.
+makes it right among the easy problems.
 """
 
 from collections import defaultdict
@@ -17,15 +16,14 @@ from scipy.stats import rankdata
 
 from mrt_hpc.analysis import findings
 from mrt_hpc.analysis.figures import LineFigure, Panel
-from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point
+from mrt_hpc.analysis.findings import Analysis, Curve, Point, analysis_of_curves
 from mrt_hpc.analysis.intervals import clustered_mean
-from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
+from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples, require_values
 from mrt_hpc.analysis.problem_measures import curve_of
 from mrt_hpc.mrt.progress import progress
-from mrt_hpc.mrt.votes import RIGHT
+from mrt_hpc.mrt.rewards import is_right as counts_right
 from mrt_hpc.recipe.choices import Boundaries
 
-MEANT = (Boundaries.EPISODES,)
 HALVES = (0, 1)
 """The traces of even and of odd number."""
 FEW_PROBLEMS = 5
@@ -39,26 +37,23 @@ class Difficulty(StrEnum):
 
 
 COLOURS = {"right": 2, "wrong": 1, Difficulty.HARD: 3, Difficulty.MEDIUM: 4, Difficulty.EASY: 5}
+TITLE, X_LABEL = "Progress by episode", "episode j"
 Y_LABEL = "mean progress V(j+1) − V(j), 95 % interval"
 
 
 def analyse_progress(models: Sequence[ModelSamples]) -> Analysis:
     """The models have values at the ends of episodes."""
-    for model in models:
-        model.require_boundaries(*MEANT)
-        model.require_values()
+    require_values(models, Boundaries.EPISODES)
     halves = difficulty_by_halves(models)
     curves = [curve for model in models for curve in progress_curves(model, halves)]
-    columns = ("model", "split", "part", "episode", "progress", "low", "high", "traces", "problems")
+    columns = "model split part episode progress low high traces problems"
+    found = analysis_of_curves("progress", columns, curves, TITLE, X_LABEL, Y_LABEL, "episode {}", "+.2f")
     fewest = min(FEW_PROBLEMS, len(models[0].problems))
     shown = [replace(curve, points=frequent_episodes(curve.points, fewest)) for curve in curves]
     remarks = [_remark_on_difficulty(halves)]
     if shown != curves:
         remarks.append(f"means over fewer than {fewest} problems are in the table only, not in the figure")
-    figures = tuple(_figures(shown, [model.name for model in models]))
-    return Analysis(
-        (findings.table_of_curves("progress", columns, curves),), figures, _summary(curves), remarks=tuple(remarks)
-    )
+    return replace(found, figures=tuple(_figures(shown, models)), remarks=tuple(remarks))
 
 
 def difficulty_by_halves(models: Sequence[ModelSamples]) -> tuple[Mapping[str, Difficulty], ...]:
@@ -82,8 +77,7 @@ def mean_accuracy(models: Sequence[ModelSamples], half: int) -> dict[str, float]
 def difficulties(accuracy: Mapping[str, float]) -> dict[str, Difficulty]:
     """The third of the problems in which each is, by the rank of its pass@1.
 
-    Equal pass@1 share the mean of their ranks, so thirds may differ in size or be empty. The lowest pass@1 is always
-    hard and the highest easy. Where all are equal, all are medium.
+    Equal pass@1 share the mean of their ranks. The lowest is always hard, the highest easy; all equal are medium.
     """
     shares = np.array(list(accuracy.values()))
     ranks = rankdata(shares, method="average") / (len(shares) + 1)
@@ -105,7 +99,7 @@ def progress_curves(model: ModelSamples, halves: Sequence[Mapping[str, Difficult
     """
     yield Curve((model.name, "none", "all"), progress_by_episode(model.problems))
     for outcome, is_right in (("right", True), ("wrong", False)):
-        those = {p: [t for t in traces if (t.reward >= RIGHT) == is_right] for p, traces in model.problems.items()}
+        those = {p: [t for t in traces if counts_right(t.reward) == is_right] for p, traces in model.problems.items()}
         if episodes := progress_by_episode(those):
             yield Curve((model.name, "outcome", outcome), episodes)
     for level in Difficulty if halves else ():
@@ -138,32 +132,19 @@ def frequent_episodes(points: Sequence[Point], fewest: int) -> tuple[Point, ...]
 # -- what is shown
 
 
-def _figures(curves: Sequence[Curve], models: Sequence[str]) -> Iterator[LineFigure]:
-    whole = [curve for curve in curves if curve.names[1] == "none"]
+def _figures(curves: Sequence[Curve], models: Sequence[ModelSamples]) -> Iterator[LineFigure]:
     look: dict[str, Any] = {"whole_numbers": True, "level": 0.0}
-    yield findings.figure_of_curves(
-        "progress", findings.title_of("Progress by episode", whole), "episode j", Y_LABEL, whole, **look
-    )
+    whole = [curve for curve in curves if curve.names[1] == "none"]
+    yield findings.figure_of_curves("progress", TITLE, X_LABEL, Y_LABEL, whole, **look)
     for model in models:
-        titles = {"outcome": f"Right and wrong traces of {model}", "difficulty": "Hard and easy problems"}
         panels = []
+        titles = {"outcome": f"Right and wrong traces of {model.name}", "difficulty": "Hard and easy problems"}
         for split, title in titles.items():
-            mine = [curve for curve in curves if curve.names[:2] == (model, split)]
+            mine = [curve for curve in curves if curve.names[:2] == (model.name, split)]
             lines = tuple(curve.line(curve.names[-1], colour=COLOURS[curve.names[-1]]) for curve in mine)
-            y_label = Y_LABEL if split == "outcome" else ""  # the panels share it
             if mine:
-                panels.append(Panel(title, "episode j", y_label, lines, **look))
-        name = findings.name_of_file("progress_of_parts", model) if len(models) > 1 else "progress_of_parts"
-        yield LineFigure(name, tuple(panels))
-
-
-def _summary(curves: Sequence[Curve]) -> DataTable:
-    most = max(len(curve.points) for curve in curves)
-    rows = []
-    for curve in curves:
-        cells = [estimate.decimals("+.2f") for estimate in curve.estimates]
-        rows.append((curve.model, curve.names[-1], *cells, *[""] * (most - len(cells))))
-    return DataTable("mean progress", ("model", "traces", *(f"episode {j}" for j in range(most))), tuple(rows))
+                panels.append(Panel(title, X_LABEL, Y_LABEL, lines, **look))
+        yield LineFigure(findings.name_of_file("progress_of_parts", model.name, models), tuple(panels))
 
 
 def _remark_on_difficulty(halves: Sequence[Mapping[str, Difficulty]]) -> str:

@@ -126,7 +126,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class LineFigure:
-    """One row of panels that share a legend and the scale of their heights."""
+    """One row of panels that share a legend, and the scale and the label of their heights."""
 
     name: str
     """Of its files, without an ending; empty for a figure without a file."""
@@ -170,6 +170,8 @@ def _draw_figure(figure: LineFigure, *, titled: bool = True) -> Iterator[Figure]
         FigureCanvasAgg(drawn)
         for axes, panel in zip(drawn.subplots(1, len(panels), squeeze=False, sharey=True)[0], panels, strict=True):
             _draw_panel(axes, panel, panel.title if titled else "")
+        for axes in drawn.axes[1:]:
+            axes.set_ylabel("")
         _legend(drawn, panels)
         yield drawn
 

@@ -3,14 +3,10 @@
 Problems are the independent draws, not samples: the n samples of a problem share its difficulty, so every 95 % interval
 varies over problems (Miller 2024, *Adding Error Bars to Evals*, clustered standard errors).
 
-- **Shares** (pass@1, pass@k, maj@k, regret): Wilson's score interval with an effective number of problems. A t interval
-of 30 problems like MATH500 covered regret in 91 % of trials.
+- **Shares** (pass@1, pass@k, maj@k, regret): Wilson's score interval with an effective number of problems.
 - **Tokens**: a t interval of their mean's logarithm.
-- **Differences**: t over the paired differences of problems. With 30 problems of which one in ten gains anything, they
-cover 86 to 94 %.
-- **Differences of arms** of several training seeds: see ``crossed_gain`` (measured by ``benchmarks/bench_seeds.py``).
-- **Ratios of sums** over problems: t of the linearised ratio (Cochran 1977, *Sampling Techniques*, Section 6.4). With
-30 very hard problems they cover 88 to 91 %.
+- **Differences**: t over the paired differences of problems; of arms of several training seeds, see ``crossed_gain``.
+- **Ratios of sums** over problems: t of the linearised ratio (Cochran 1977, *Sampling Techniques*, Section 6.4).
 
 ``benchmarks/bench_coverage.py`` measures all of this; its table lies in ``benchmarks/results/coverage``.
 """
@@ -196,6 +192,10 @@ class MeanGain:
         return self.error**4 / sum(part.size**2 / part.degrees for part in (*self.problems, *self.seeds))
 
     @property
+    def cells(self) -> tuple[float, float, float, float]:
+        return (*self.interval.cells, self.p_value)
+
+    @property
     def interval(self) -> IntervalEstimate:
         """The t interval, cut to the possible range."""
         half = t_quantile(self.degrees) * self.error if math.isfinite(self.error) else math.inf
@@ -216,22 +216,11 @@ def mean_gain(benchmarks: Sequence[tuple[Means, Means]]) -> MeanGain:
 
 def crossed_gain(benchmarks: Sequence[tuple[FloatArray, FloatArray]], *, paired: bool = False) -> MeanGain:
     """The mean over benchmarks of the gain of one arm over another. S runs of an arm, each with its own training seed,
-    answer the same P problems: problems are crossed with seeds, and seeds nested in arms.
-
-    The value of a run and a problem is the sum of five parts: one of the arm, and random ones of the problem, the
-    problem and the arm, the seed, and the seed and the problem (the noise of samples included). For arms a of S_a runs,
-    the squared error of the gain is
+    answer the same P problems. For arms a of S_a runs, the squared error of the gain is
 
         sum over a of max(B_a, E_a / P) / S_a  +  max(0, G - sum over a of E_a / S_a) / P
 
-    with B_a the variance of the means of an arm's runs, G the variance of the problems' gains (of means over an arm's
-    runs), and E_a the mean square of an arm's values less the means of its runs and of its problems. B_a and G both
-    hold the part of seed and problem, hence E_a is taken off once. This is the split-plot layout of readers and cases,
-    with seeds for readers (Hillis 2014, *A marginal-mean ANOVA approach for analyzing multireader multicase
-    radiological imaging data*). B_a is at least E_a / P, its value where seeds make no difference: the few means of an
-    arm may agree far better by accident. Where both arms have S runs, the sum over both is one part with 2 (S - 1)
-    degrees of freedom; otherwise these are Satterthwaite's. An arm of one run shows no variance between seeds: one run
-    in each arm gives the interval of paired gains, which says nothing of other seeds.
+    ``docs/evaluation.md`` defines the terms and the degrees of freedom (Hillis 2014).
 
     Args:
         benchmarks: the values of both arms, [S, P] each: one row a run, in the same order on all benchmarks.

@@ -88,6 +88,7 @@ class EvaluationSummary(Record):
     """Mean tokens of a sample, or of all its rounds together; those that a mode inserts included."""
     truncated_share: float | None = None
     answered_share: float | None = None
+    unjudged: int = 0
     quality: dict[str, float] = {}
     """Shares in [0, 1] that describe the traces beyond their reward, as ``well_formed`` and ``right_checks`` of the
     small world.
@@ -144,6 +145,8 @@ class IterationMetrics(Record):
     """The digest of the groups trained on: shows whether the run directory contains the same groups."""
     problems: int | None = None
     rollouts: int | None = None
+    """The judged ones, which are measured; ``unjudged`` counts the others."""
+    unjudged: int = 0
     branches: int | None = None
     trained_branches: int | None = None
     """Branches learnt from, at boundaries where some are right and some are wrong."""
@@ -151,6 +154,7 @@ class IterationMetrics(Record):
     """Branches to be learnt from, but not sampled as the recipe says."""
     generated_tokens: int | None = None
     """Branches included."""
+    branch_tokens: int | None = None
     prefilled_tokens: int | None = None
     """Tokens of rollouts, branches and looks that were in no prefix cache."""
     progress_by_episode: tuple[float, ...] = ()
@@ -196,7 +200,8 @@ class IterationMetrics(Record):
     @property
     def warnings(self) -> list[str]:
         where = f"iteration {self.iteration}"
-        sentences = (few_answers(self.answered_share, where), sampler_mismatch(self.trainer, where))
+        lost = several_unjudged(self.unjudged, where, "they are left out")
+        sentences = (few_answers(self.answered_share, where), lost, sampler_mismatch(self.trainer, where))
         return [warning for warning in sentences if warning is not None]
 
 
@@ -221,6 +226,11 @@ def few_answers(share: float | None, where: str) -> str | None:
         "sample trace in the inference log of the first iteration with prompt.thought_start and prompt.thought_end "
         "(empty for a model that writes no tags), prompt.instruction and sampling.max_tokens"
     )
+
+
+def several_unjudged(count: int, where: str, then: str) -> str | None:
+    what = f"the verifier could not judge {count:,} traces of {where}, or all branches of one of their boundaries"
+    return f"{what}: {then}" if count else None
 
 
 def sampler_mismatch(trainer: Mapping[str, float], where: str) -> str | None:

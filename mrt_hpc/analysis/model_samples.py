@@ -131,16 +131,16 @@ class ModelSamples:
     def is_valued(self) -> bool:
         return all(trace.is_valued for traces in self.problems.values() for trace in traces)
 
-    def require_boundaries(self, *meant: Boundaries) -> None:
+    def require_boundaries(self, meant: Boundaries) -> None:
         """Refuse other boundaries, with which the analysis would compute another quantity."""
-        if self.boundaries not in meant:
+        if self.boundaries is not meant:
             raise UserError(
                 f"this analysis would give another quantity: the boundaries of {self.name} on {self.benchmark} are "
                 f"{self.boundaries}",
                 value=self.boundaries.name.lower(),
                 where=self.source,
-                expected=f"samples whose boundaries are {' or '.join(meant)}",
-                advice=self.command_for(meant[0]),
+                expected=f"samples whose boundaries are {meant}",
+                advice=self.command_for(meant),
             )
 
     def require_values(self) -> None:
@@ -159,6 +159,12 @@ class ModelSamples:
     @property
     def command_with_prover(self) -> Advice:
         return Advice("mrt-hpc eval {source} {with_prover}", source=self.source, with_prover=prover_options(self))
+
+
+def require_values(models: Sequence[ModelSamples], boundaries: Boundaries) -> None:
+    for model in models:
+        model.require_boundaries(boundaries)
+        model.require_values()
 
 
 def require_same_budgets(models: Sequence[ModelSamples]) -> None:

@@ -1,7 +1,9 @@
 """How reports write numbers."""
 
+import csv
 import math
 from collections.abc import Iterable
+from io import StringIO
 
 DASH = "–"
 
@@ -64,3 +66,9 @@ def span_text(numbers: Iterable[int]) -> str:
         else:
             ranges.append((number, number))
     return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    stream = StringIO()
+    csv.writer(stream, lineterminator="\n").writerows([columns, *rows])
+    return stream.getvalue()

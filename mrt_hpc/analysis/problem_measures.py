@@ -14,7 +14,8 @@ from mrt_hpc.analysis.intervals import FloatArray, IntervalEstimate, mean_interv
 from mrt_hpc.analysis.model_samples import Counted, EvaluatedBoundary, EvaluatedTrace, ModelSamples, evaluated_problems
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.mrt.regret import TraceCurve, area_under_values
-from mrt_hpc.mrt.votes import RIGHT, AnswerCounts, Representative, cleaned_answer, majority_at_k
+from mrt_hpc.mrt.rewards import is_right
+from mrt_hpc.mrt.votes import AnswerCounts, Representative, cleaned_answer, majority_at_k
 from mrt_hpc.recipe.choices import Boundaries
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class PassAtK(Measure):
         """The estimate is unbiased."""
         require_samples(model, self.k, self.name)
         return {
-            problem: pass_at_k(len(samples), sum(s.reward >= RIGHT for s in samples), self.k)
+            problem: pass_at_k(len(samples), sum(is_right(s.reward) for s in samples), self.k)
             for problem, samples in model.problems.items()
         }
 

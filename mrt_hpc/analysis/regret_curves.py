@@ -3,13 +3,13 @@ budget of the training, and against voting.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mrt_hpc.analysis import findings, intervals
-from mrt_hpc.analysis.findings import Analysis, Curve, Point, figure_of_curves, table_of_curves
+from mrt_hpc.analysis.findings import Analysis, Cell, Curve, Point, analysis_of_curves
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples, require_same_budgets
 from mrt_hpc.analysis.problem_measures import Regret, curve_of, curves_of, require_budget
 from mrt_hpc.analysis.scaling import forced_majority, require_few_draws
@@ -25,7 +25,6 @@ from mrt_hpc.mrt.regret import (
 from mrt_hpc.mrt.votes import RULE
 from mrt_hpc.recipe.choices import Boundaries
 
-MEANT = (Boundaries.EPISODES,)
 BUDGETS = 32
 """Where none are named."""
 
@@ -42,8 +41,7 @@ def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int]) -> An
     """
     valued = {model.name: curves_of(model) for model in models}
     limits = [model.limit for model in models if model.limit is not None]
-    longest = min([most_tokens(models, valued.values()), *limits])
-    measured = sorted(set(budgets)) or even_budgets(longest)
+    measured = sorted(set(budgets)) or even_budgets(min([most_tokens(models, valued.values()), *limits]))
     for model in models:
         require_budget(model, measured[-1], Advice("--budgets "))
     regrets = [
@@ -54,14 +52,15 @@ def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int]) -> An
         Curve((name,), tuple(Point((j,), given=area) for j, area in enumerate(area_ratios(mine, measured[-1]))))
         for name, mine in valued.items()
     ]
-    shown = sorted({round((len(measured) - 1) * part / 4) for part in range(1, 5)})
+    shown = {measured[round((len(measured) - 1) * part / 4)] for part in range(1, 5)}
     found = analysis_of_regret(regrets, shown)
     table, *differences = found.tables
     compared = [row for table in differences for row in table.rows]
-    corrected = [float(row[-1]) for row in compared if row[2] == measured[-1]]
-    figure = figure_of_curves(
-        "areas_by_episode", findings.title_of("Area of the first episodes", areas), "episodes kept",
-        f"area / area of whole traces, {measured[-1]} tokens", areas, percent=True, whole_numbers=True, level=1.0,
+    corrected = [float(row[-1] or 0) for row in compared if row[2] == measured[-1]]
+    of_areas = analysis_of_curves(
+        "areas_by_episode", "model episodes area_ratio low high", areas, "Area of the first episodes", "episodes kept",
+        f"area / area of whole traces, {measured[-1]} tokens", "{} episodes", percent=True, whole_numbers=True,
+        level=1.0,
     )  # fmt: skip
     left_out = [
         f"{curve.model}: no prefix has a value above 0, so no areas are compared. All values are 0 where the "
@@ -69,11 +68,10 @@ def analyse_regret(models: Sequence[ModelSamples], budgets: Sequence[int]) -> An
         for curve in areas
         if not curve.points
     ]
-    of_areas = table_of_curves("areas_by_episode", ("model", "episodes", "area_ratio", "low", "high"), areas)
     return replace(
         found,
-        tables=(table, of_areas, *differences),
-        figures=(*found.figures, figure),
+        tables=(table, *of_areas.tables, *differences),
+        figures=(*found.figures, *of_areas.figures),
         verdicts=findings.comparisons_with_first(models, Regret(measured[-1]), corrected, len(compared)),
         remarks=(*left_out, *found.remarks),
     )
@@ -106,29 +104,23 @@ def area_ratios(curves: ValuedTraces, budget: int) -> tuple[intervals.IntervalEs
     return tuple(intervals.ratio_interval(areas[:, j], whole) for j in range(most + 1)) if whole.any() else ()
 
 
-def analysis_of_regret(curves: Sequence[Curve], shown: Iterable[int]) -> Analysis:
-    """The curves have the same budgets, of which the summary has those at the places ``shown``."""
-    tables = [table_of_curves("regret", ("model", "budget_tokens", "regret", "low", "high"), curves)]
+def analysis_of_regret(curves: Sequence[Curve], shown: Collection[float] = ()) -> Analysis:
+    """The curves have the same budgets, of which the summary has those that are ``shown``."""
+    found = analysis_of_curves(
+        "regret", "model budget_tokens regret low high", curves, "Normalised regret", "budget (tokens)",
+        "normalised regret (mean, 95 % interval)", "{} tokens", shown=shown,
+    )  # fmt: skip
     first, *others = curves
-    differences: list[tuple[tuple[findings.Cell, ...], intervals.MeanGain]] = [
+    gains: list[tuple[tuple[Cell, ...], intervals.MeanGain]] = [
         ((curve.model, first.model, *after.at), intervals.mean_gain([(before.by_problem, after.by_problem)]))
         for curve in others
         for before, after in zip(first.points, curve.points, strict=True)
     ]
-    if others:
-        columns = ("model", "against", "budget_tokens", "difference")
-        tables.append(findings.gain_table("regret_differences", columns, differences)[0])
-    places = [*shown]
-    rows = [(curve.model, *(curve.points[place].estimate.decimals() for place in places)) for curve in curves]
-    names = ("model", *(f"{first.points[place].at[0]} tokens" for place in places))
-    remarks = findings.remark_on_correction("differences of regret at the budgets", len(differences))
+    differences, _ = findings.gain_table("regret_differences", "model against budget_tokens difference", gains)
+    remarks = findings.remark_on_correction("differences of regret at the budgets", len(gains))
     if remarks and len(first.points) > 1:
         remarks = (*remarks, "fewer budgets that were chosen before (--budgets) are corrected for less")
-    title, y_label = findings.title_of("Normalised regret", curves), "normalised regret (mean, 95 % interval)"
-    figure = figure_of_curves("regret", title, "budget (tokens)", y_label, curves)
-    return Analysis(
-        tuple(tables), (figure,), findings.DataTable("normalised regret", names, tuple(rows)), remarks=remarks
-    )
+    return replace(found, tables=(*found.tables, *([differences] if others else [])), remarks=remarks)
 
 
 # -- past the budget of the training -----------------------------------------------------------------------------------
@@ -186,7 +178,7 @@ def analyse_regret_beyond(
             advice=Advice("--budgets {base}", base=base),
         )
     curves = [_regret_of(pair, up_to, longer) for pair in pairs]
-    found = analysis_of_regret(curves, range(len(curves[0].points)))
+    found = analysis_of_regret(curves)
     other_samples = [
         f"{pair.samples.name}: {same.count(False)} of {len(same)} thoughts that were extended are other samples than "
         "those that were cut into episodes, as their lengths show; such a curve joins two thoughts"
@@ -245,32 +237,25 @@ def _regret_of(pair: Extended, up_to: Sequence[int], longer: Sequence[int]) -> C
 def analyse_voting_regret(models: Sequence[ModelSamples]) -> Analysis:
     """Raises UserError where boundaries are not the ends of episodes, or have fewer than 8 forced answers."""
     curves = [voting_regret(model) for model in models]
-    table = table_of_curves("regret_against_voting", ("model", "episodes", "regret", "low", "high", "traces"), curves)
-    label = "regret against voting (mean, 95 % interval)"
-    figure = figure_of_curves(table.name, "Regret against voting", "episodes", label, curves, whole_numbers=True)
-    most = max(len(curve.points) for curve in curves)
-    cells = []
-    for curve in curves:
-        texts = [estimate.decimals() for estimate in curve.estimates]
-        cells.append((curve.model, *texts, *[""] * (most - len(texts))))
-    columns = ("model", *(f"{b + 1} episodes" for b in range(most)))
-    return Analysis(
-        (table,), (figure,), findings.DataTable("regret against voting", columns, tuple(cells)), remarks=(RULE,)
-    )
+    found = analysis_of_curves(
+        "regret_against_voting", "model episodes regret low high traces", curves, "Regret against voting", "episodes",
+        "regret against voting (mean, 95 % interval)", "{} episodes", whole_numbers=True,
+    )  # fmt: skip
+    return replace(found, remarks=(RULE,))
 
 
 def voting_regret(model: ModelSamples) -> Curve:
     """Against voting over the first b episodes, for b = 1 .. the most of a trace; beside it the traces with an area to
     be compared.
     """
-    model.require_boundaries(*MEANT)
+    model.require_boundaries(Boundaries.EPISODES)
     if model.fewest_forced < VOTES[-1]:
         raise UserError(
             f"{model.name}: regret against voting needs {VOTES[-1]} answers that were forced at each prefix",
             value=model.fewest_forced,
             where=model.source,
             expected=f"an evaluation whose prover draws at least {VOTES[-1]} branches",
-            advice=model.command_for(MEANT[0]),
+            advice=model.command_for(Boundaries.EPISODES),
         )
     require_few_draws(model)
     votes = {

@@ -9,7 +9,8 @@ import numpy as np
 
 from mrt_hpc.analysis import intervals
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase, graders_of
-from mrt_hpc.mrt.votes import RIGHT, AnswerCounts, majority_at_k
+from mrt_hpc.mrt.rewards import is_right
+from mrt_hpc.mrt.votes import AnswerCounts, majority_at_k
 
 Name = TypeVar("Name", int, str)
 
@@ -38,7 +39,7 @@ def summarise_evaluation(
     estimate = intervals.pass_at_1(list(rewards.values()))
     fewest = min(len(samples) for samples in rewards.values())
     sizes = [1 << exponent for exponent in range(fewest.bit_length())]
-    right = {problem: sum(reward >= RIGHT for reward in samples) for problem, samples in rewards.items()}
+    right = {problem: sum(map(is_right, samples)) for problem, samples in rewards.items()}
     passes = {p: [intervals.pass_at_k(len(mine), right[p], k) for k in sizes] for p, mine in rewards.items()}
     votes = {p: AnswerCounts.of(zip(mine, rewards[p], strict=True)) for p, mine in (answers or {}).items()}
     by_stage = stages or {}

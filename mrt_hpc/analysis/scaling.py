@@ -1,11 +1,10 @@
 """``mrt-hpc analyze scaling``: does thinking on pay, or does a vote at an earlier episode do as well?
 
 For every prefix j and several p: the success of a vote of p answers forced there, [maj@p]_j, against the tokens of the
-prefix and the p answers (paper, Section 5). A trace with fewer than j episodes takes part with its whole thought, so
-every point is over the same traces. Beside it stand maj@k and pass@k.
+prefix and the p answers (paper, Section 5). A trace with fewer than j episodes takes part with its whole thought.
 
-A vote is as good as the last one only where its loss is shown to lie within a margin (two one-sided tests, Schuirmann
-1987): few samples that show no loss show nothing. ``benchmarks/bench_equivalence.py`` measures the errors.
+A vote is as good as the last one only where its loss is shown to lie within a margin (Schuirmann 1987;
+``benchmarks/bench_equivalence.py``).
 """
 
 import math
@@ -18,20 +17,20 @@ import numpy as np
 from scipy.special import stdtrit
 
 from mrt_hpc.analysis import findings, intervals
-from mrt_hpc.analysis.comparing import can_show, quantity
+from mrt_hpc.analysis.comparing import quantity
 from mrt_hpc.analysis.figures import LineFigure, Panel
-from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point
+from mrt_hpc.analysis.findings import Analysis, Curve, DataTable, Point, data_table
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer, ModelSamples
 from mrt_hpc.analysis.problem_measures import MajorityAtK, PassAtK, tokens_at
 from mrt_hpc.errors import UserError
+from mrt_hpc.mrt.rewards import is_right
 from mrt_hpc.mrt.values import Vote
-from mrt_hpc.mrt.votes import RIGHT, RULE, AnswerCounts, cleaned_answer, majority_at_k, weighted_majority_at_k
+from mrt_hpc.mrt.votes import RULE, AnswerCounts, cleaned_answer, majority_at_k, weighted_majority_at_k
 from mrt_hpc.recipe.choices import Boundaries
 
 # -- the points of the curves
 
 
-MEANT = (Boundaries.EPISODES,)
 VOTE = "maj@k"
 MOST_WEIGHTED = 12
 """The most answers at a prefix for a weighted vote: up to 495 draws."""
@@ -99,7 +98,7 @@ def forced_majority(boundary: EvaluatedBoundary, voters: int) -> float:
 def _vote(forced: GradedAnswer, weight: float) -> Vote:
     """Right answers vote together, wrong ones by their cleaned text."""
     wrong = None if forced.answer is None else f"wrong: {cleaned_answer(forced.answer)}"
-    return Vote("right" if forced.reward >= RIGHT else wrong, forced.reward, weight)
+    return Vote("right" if is_right(forced.reward) else wrong, forced.reward, weight)
 
 
 # -- complete samples
@@ -276,43 +275,34 @@ def equal_tokens_verdict(curve: ScalingCurve, complete: ScalingCurve) -> str:
         if last.x < few.x:
             told = f"one complete sample {few.x:,.0f}"
         return f"{head}: not compared, it takes {last.x:,.0f} tokens, and {told}"
-    gain, problems = equal.gain, len(last.by_problem)
-    verdict = f"{head}: {gain.interval.decimals('+.3f')}"
-    if gain.p_value < intervals.SIGNIFICANCE:
-        return f"{verdict}, it is {'better' if gain.mean > 0 else 'worse'} by {quantity(measure, abs(gain.mean))}"
-    limit = can_show(measure, problems, intervals.detectable(gain.error, gain.degrees))
-    return f"{verdict}, cannot be distinguished: {limit}"
+    return findings.gain_sentence(head, measure, equal.gain, len(last.by_problem))
 
 
 # -- as tables
 
 
 def table_of_earlier_votes(curves: Sequence[ScalingCurve], margin: float = MARGIN) -> DataTable:
+    columns = (
+        "model way episodes tokens tokens_saved gain_of_the_last low high p corrected_p loss_low loss_high as_good"
+    )
     rows = [
         (
-            *curve.names, vote.episode, vote.tokens, vote.saved,
-            *vote.gain.interval.cells, vote.gain.p_value, vote.corrected_p,
+            *curve.names, vote.episode, vote.tokens, vote.saved, vote.gain, vote.corrected_p,
             vote.loss.low, vote.loss.high, "yes" if vote.as_good else "not shown",
         )
         for curve in curves
         for vote in earlier_votes(curve, margin)
     ]  # fmt: skip
-    columns = (
-        "model", "way", "episodes", "tokens", "tokens_saved", "gain_of_the_last", "low", "high", "p", "corrected_p",
-        "loss_low", "loss_high", "as_good",
-    )  # fmt: skip
-    return DataTable("earlier_votes", columns, tuple(rows))
+    return data_table("earlier_votes", columns, rows)
 
 
 def table_of_equal_tokens(pairs: Sequence[tuple[ScalingCurve, ScalingCurve]]) -> DataTable:
-    rows: list[tuple[findings.Cell, ...]] = []
-    for curve, complete in pairs:
-        if (equal := equal_tokens(curve, complete)) is not None:
-            last, gain = curve.points[-1], equal.gain
-            cells = last.x, last.estimate.mean, equal.complete, *gain.interval.cells, gain.p_value
-            rows.append((*curve.names, *cells))
-    columns = ("model", "way", "tokens", "accuracy", "complete_samples", "difference", "low", "high", "p")
-    return DataTable("equal_tokens", columns, tuple(rows))
+    rows = [
+        (*curve.names, curve.points[-1].x, curve.points[-1].estimate.mean, equal.complete, equal.gain)
+        for curve, complete in pairs
+        if (equal := equal_tokens(curve, complete)) is not None
+    ]
+    return data_table("equal_tokens", "model way tokens accuracy complete_samples difference low high p", rows)
 
 
 def analyse_scaling(models: Sequence[ModelSamples], margin: float = MARGIN) -> Analysis:
@@ -325,13 +315,12 @@ def analyse_scaling(models: Sequence[ModelSamples], margin: float = MARGIN) -> A
     prefixes = {model.name: [prefix_curve(model, p) for p in votes_of(model)] for model in voting}
     direct = {model.name: direct_curves(model) for model in models}
     others = [curve for model in models if model not in voting for curve in direct[model.name]]
-    figures = tuple(_figure(m.name, [*prefixes[m.name], *direct[m.name], *others], len(voting) > 1) for m in voting)
+    figures = tuple(_figure(m.name, [*prefixes[m.name], *direct[m.name], *others], voting) for m in voting)
     curves = [curve for model in models for curve in (*prefixes.get(model.name, ()), *direct[model.name])]
-    columns = ("model", "way", "episodes_or_samples", "tokens", "accuracy", "low", "high")
     pairs = [(curve, direct[model.name][0]) for model in voting for curve in prefixes[model.name]]
     largest = [(prefixes[model.name][-1], direct[model.name][0]) for model in voting]
     tables = (
-        findings.table_of_curves("scaling", columns, curves),
+        findings.table_of_curves("scaling", "model way episodes_or_samples tokens accuracy low high", curves),
         table_of_earlier_votes([curve for curve, _ in largest], margin),
         table_of_equal_tokens(pairs),
     )
@@ -348,7 +337,7 @@ def require_votes(models: Sequence[ModelSamples]) -> list[ModelSamples]:
     """At least one model must have votes; the others have complete samples alone."""
     voting = [model for model in models if model.fewest_forced > 0]
     for model in voting:
-        model.require_boundaries(*MEANT)
+        model.require_boundaries(Boundaries.EPISODES)
         require_few_draws(model)
     if not voting:
         raise UserError(
@@ -377,13 +366,7 @@ def require_few_draws(model: ModelSamples) -> None:
 # -- what is shown
 
 
-def accuracy_at(curve: ScalingCurve, tokens: float) -> float:
-    """The accuracy between points is linear, and NaN outside of them."""
-    at, accuracy = zip(*((point.x, point.estimate.mean) for point in curve.points), strict=True)
-    return float(np.interp(tokens, at, accuracy, left=np.nan, right=np.nan))
-
-
-def _figure(model: str, curves: Sequence[ScalingCurve], several: bool) -> LineFigure:
+def _figure(model: str, curves: Sequence[ScalingCurve], voting: Sequence[ModelSamples]) -> LineFigure:
     """Votes at prefixes are solid, complete samples broken. Only the largest vote and maj@k have a band: more would
     hide each other.
     """
@@ -396,26 +379,22 @@ def _figure(model: str, curves: Sequence[ScalingCurve], several: bool) -> LineFi
         lines.append(curve.line(label, dash=dash, band=curve.voters == most or curve.way == VOTE))
     title, x_label, y_label = f"Scaling of {model}", "tokens (logarithmic)", "accuracy (mean; bands: 95 % interval)"
     panel = Panel(title, x_label, y_label, tuple(lines), percent=True, logarithmic=True)
-    return LineFigure(findings.name_of_file("scaling", model) if several else "scaling", (panel,))
+    return LineFigure(findings.name_of_file("scaling", model, voting), (panel,))
 
 
 def _summary(pairs: Sequence[tuple[ScalingCurve, ScalingCurve]]) -> DataTable:
-    columns = (
-        "model", "vote", "before thinking", "after thinking", "tokens", "gain", "best", "maj@k of equal tokens",
-    )  # fmt: skip
+    forms = {
+        "model": "", "vote": "", "before thinking": ".3f", "after thinking": ".3f", "tokens": ".0f", "gain": "+.3f",
+        "best": ".3f", "at j": "", "maj@k of equal tokens": ".3f",
+    }  # fmt: skip
     rows = []
     for curve, votes in pairs:
         first, last = curve.points[0], curve.points[-1]
         best = max(curve.points, key=lambda point: point.estimate.mean)
-        gain, equal = intervals.paired_difference(first.by_problem, last.by_problem), accuracy_at(votes, last.x)
-        rows.append(
-            (
-                *curve.names, first.estimate.decimals(), last.estimate.decimals(), f"{last.x:.0f}",
-                gain.decimals("+.3f"), f"{best.estimate.mean:.3f} at j = {best.index}",
-                "none" if np.isnan(equal) else f"{equal:.3f}",
-            )
-        )  # fmt: skip
-    return DataTable("votes at prefixes", columns, tuple(rows))
+        gain, equal = intervals.paired_difference(first.by_problem, last.by_problem), equal_tokens(curve, votes)
+        shown = first.estimate, last.estimate, last.x, gain, best.estimate.mean, best.index
+        rows.append((*curve.names, *shown, None if equal is None else equal.complete))
+    return findings.summary_table("votes at prefixes", forms, rows)
 
 
 def _remarks(models: Sequence[ModelSamples], voting: Sequence[ModelSamples], margin: float) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from itertools import accumulate
 from operator import add
 from typing import Any
 
-from mrt_hpc.analysis.measures import EvaluationSummary
+from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
 from mrt_hpc.plan.compile import role_resources
 from mrt_hpc.plan.hours import UseHours, sum_hours
 from mrt_hpc.plan.jobs import JobResources, Plan, Role
@@ -408,3 +408,31 @@ def prices(spent: Spending, evaluations: Iterable[EvaluationSummary]) -> list[Po
             each = (gpu_hours / gain, core_hours / gain) if gain > 0 else (None, None)
             prices.append(PointPrice(benchmark, first.version, last.version, gain, *each))
     return prices
+
+
+@dataclass(frozen=True)
+class BranchCost:
+    """The tokens of a problem."""
+
+    traces: float
+    branches: float
+    prefilled: float
+    """Of both."""
+
+    @classmethod
+    def of(cls, iterations: Iterable[IterationMetrics]) -> "BranchCost | None":
+        """None without branches."""
+        counted = [m for m in iterations if m.branch_tokens and m.problems]
+        if not counted:
+            return None
+        sums = [(m.generated_tokens or 0, m.branch_tokens or 0, m.prefilled_tokens or 0) for m in counted]
+        problems = sum(m.problems or 0 for m in counted)
+        generated, branches, prefilled = (sum(column) / problems for column in zip(*sums, strict=True))
+        return cls(generated - branches, branches, prefilled)
+
+    def __str__(self) -> str:
+        share = self.branches / (self.traces + self.branches)
+        return (
+            f"{self.branches:,.0f} generated tokens a problem in branches of the prover beside {self.traces:,.0f} in "
+            f"traces ({100 * share:.0f} %), and {self.prefilled:,.0f} prefilled tokens"
+        )

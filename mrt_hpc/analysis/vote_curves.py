@@ -12,7 +12,7 @@ import numpy as np
 
 from mrt_hpc.analysis import findings
 from mrt_hpc.analysis.figures import Line, LineFigure, Panel
-from mrt_hpc.analysis.findings import Analysis, Cell, Curve, DataTable, Point
+from mrt_hpc.analysis.findings import Analysis, Curve, Point, data_table, summary_table
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples, SampleAttempt
 from mrt_hpc.analysis.problem_measures import MajorityAtK
 from mrt_hpc.analysis.scaling import ScalingCurve, direct_curves, prefix_curve, require_votes, votes_left_out, votes_of
@@ -49,23 +49,18 @@ def analyse_scaling_by_episodes(models: Sequence[ModelSamples]) -> Analysis:
         for curve in (*b.prefixes, *b.complete)
         for point in curve.points
     ]
-    columns = (
-        "model", "total_episodes", "traces", "samples_of", "way", "episodes_or_samples", "tokens", "accuracy", "low",
-        "high",
-    )  # fmt: skip
-    table = DataTable("scaling_by_episodes", columns, tuple(rows))
-    figures = [
-        _figure(name, m.name, [b for b in bins if b.model == m.name], len(voting) > 1) for m in voting for name in AXES
-    ]
-    cells: list[tuple[Cell, ...]] = [
-        (
-            b.model, b.name, b.traces, b.problems,
-            *(b.prefixes[0].points[place].estimate.decimals() for place in (0, -1)),
-        )
+    columns = "model total_episodes traces samples_of way episodes_or_samples tokens accuracy low high"
+    table = data_table("scaling_by_episodes", columns, rows)
+    figures = [_figure(name, m.name, [b for b in bins if b.model == m.name], voting) for m in voting for name in AXES]
+    forms = {
+        "model": "", "episodes": "", "traces": "", "problems": "", "maj@1 before thinking": ".3f",
+        "maj@1 after thinking": ".3f",
+    }  # fmt: skip
+    cells = [
+        (b.model, b.name, b.traces, b.problems, *(b.prefixes[0].points[place].estimate for place in (0, -1)))
         for b in bins
-    ]  # fmt: skip
-    names = ("model", "episodes", "traces", "problems", "maj@1 before thinking", "maj@1 after thinking")
-    summary = DataTable("scaling by the number of episodes", names, tuple(cells))
+    ]
+    summary = summary_table("scaling by the number of episodes", forms, cells)
     return Analysis((table,), tuple(figures), summary, remarks=(RULE, *votes_left_out(voting)))
 
 
@@ -99,17 +94,17 @@ AXES = {"scaling_by_episodes": "episodes, and further answers", "scaling_by_epis
 IN_TOKENS = "scaling_by_episodes_in_tokens"
 
 
-def _figure(name: str, model: str, bins: Sequence[BinCurves], several: bool) -> LineFigure:
+def _figure(name: str, model: str, bins: Sequence[BinCurves], voting: Sequence[ModelSamples]) -> LineFigure:
     most = sorted(bins, key=lambda b: b.traces, reverse=True)[:PANELS]
     panels = tuple(
         Panel(
             f"Total episodes = {b.name}\n{b.traces} traces of {b.problems} problems", AXES[name],
-            "" if number else "accuracy (mean; bands: 95 % interval)", tuple(_lines(b, name)), percent=True,
-            doubling=name == IN_TOKENS,
+            "accuracy (mean; bands: 95 % interval)", tuple(_lines(b, name)), percent=True, doubling=name == IN_TOKENS,
         )
-        for number, b in enumerate(b for b in bins if b in most)
+        for b in bins
+        if b in most
     )  # fmt: skip
-    return LineFigure(findings.name_of_file(name, model) if several else name, panels)
+    return LineFigure(findings.name_of_file(name, model, voting), panels)
 
 
 def _lines(found: BinCurves, axis: str) -> Iterator[Line]:
@@ -149,18 +144,16 @@ def analyse_votes(models: Sequence[ModelSamples]) -> Analysis:
         votes_of_attempts(model) if model.boundaries is Boundaries.LAST_ATTEMPT else votes_of_samples(model)
         for model in models
     ]
-    table = findings.table_of_curves("votes", ("model", "voters", "k", "tokens", "accuracy", "low", "high"), curves)
+    table = findings.table_of_curves("votes", "model voters k tokens accuracy low high", curves)
     lines = tuple(c.line(f"{c.model}, {c.way}", dash="dashed" if c.way == ATTEMPTS else "solid") for c in curves)
     label = "accuracy of the vote (mean, 95 % interval)"
     panel = Panel("Votes against tokens", "tokens of all voters", label, lines, percent=True)
-    columns = ("model", "voters", "maj@1", "tokens", "k", "maj@k", "tokens of all")
-    rows = []
-    for curve in curves:
-        one, last = curve.points[0], curve.points[-1]
-        ends = one.estimate.decimals(), f"{one.x:,.0f}", str(last.index), last.estimate.decimals()
-        rows.append((*curve.names, *ends, f"{last.x:,.0f}"))
-    summary = DataTable("votes", columns, tuple(rows))
-    return Analysis((table,), (LineFigure("votes", (panel,)),), summary, remarks=(RULE,))
+    forms = {
+        "model": "", "voters": "", "maj@1": ".3f", "tokens": ",.0f", "k": "", "maj@k": ".3f", "tokens of all": ",.0f",
+    }  # fmt: skip
+    ends = [(curve, curve.points[0], curve.points[-1]) for curve in curves]
+    rows = [(*curve.names, one.estimate, one.x, last.index, last.estimate, last.x) for curve, one, last in ends]
+    return Analysis((table,), (LineFigure("votes", (panel,)),), summary_table("votes", forms, rows), remarks=(RULE,))
 
 
 def votes_of_samples(model: ModelSamples) -> ScalingCurve:

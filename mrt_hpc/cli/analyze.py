@@ -1,5 +1,5 @@
-"""``mrt-hpc analyze``: analyses of evaluated samples, each as CSV, PNG and SVG; missing samples are generated
-before.
+"""``mrt-hpc analyze``: analyses of evaluated samples, or of the groups that an iteration learnt, each as CSV, PNG and
+SVG; missing samples are generated before.
 """
 
 import csv
@@ -8,7 +8,6 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import wraps
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,16 +18,20 @@ from click.core import ParameterSource
 from mrt_hpc.analysis.model_samples import Counted, ModelSamples, other_settings
 from mrt_hpc.cli import options
 from mrt_hpc.cli.completion import complete_suite
-from mrt_hpc.cli.options import site_of_command
+from mrt_hpc.cli.options import RunName, RunUse, site_of_command
 from mrt_hpc.cli.terminal import Terminal, echo, echo_json, print_notes, table_of
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.evaluate.analysed_benchmark import Needs, analysed_benchmark
+from mrt_hpc.recipe.choices import Boundaries
+from mrt_hpc.recipe.find import expand_home
 from mrt_hpc.recipe.ownership import refuse_to_write
-from mrt_hpc.run.layout import RunLayout, run_path
+from mrt_hpc.run.layout import LAST, RunLayout, existing_run, run_path, split_at, version_named
 
 if TYPE_CHECKING:
     from mrt_hpc.analysis.findings import Analysis
     from mrt_hpc.analysis.named_models import NamedModel
+
+Analyse = Callable[[list[ModelSamples]], "Analysis"]
 
 
 # -- generation --------------------------------------------------------------------------------------------------------
@@ -68,43 +71,6 @@ class AnalysisAsked:
         return shlex.join(["mrt-hpc", "analyze", self.analysis, *self.what, *words])
 
 
-def add_analysis_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the arguments and options of all analyses as its one positional argument."""
-
-    @options.what
-    @click.option(
-        "--out",
-        type=options.FOLDER,
-        help="The directory of the results. Default: analysis/NAME in the first RUN or EVALDIR.",
-    )
-    @click.option(
-        "--benchmark",
-        metavar="NAME",
-        help="Needed where the models share several, or the suite has several: it alone is evaluated.",
-    )
-    @click.option("--suite", shell_complete=complete_suite, help=SUITE_HELP)
-    @options.site
-    @options.overrides
-    @options.results
-    @options.data_folder
-    @options.as_json
-    @wraps(command)
-    def wrapper(**typed: Any) -> None:
-        if click.get_current_context().get_parameter_source("results") is ParameterSource.DEFAULT:
-            typed["results"] = None
-        if typed["suite"] is None and (
-            typed["overrides"] or any(typed[option] is not None for option in ("site", "results", "data"))
-        ):
-            raise click.UsageError(
-                "--site, --set, --results and --data belong to the evaluation on a suite: add --suite SUITE"
-            )
-        _, *common = (field.name for field in fields(AnalysisAsked))
-        asked = AnalysisAsked(command.__name__, **{name: typed.pop(name) for name in common})
-        command(asked, **typed)
-
-    return wrapper
-
-
 def generate_samples(asked: AnalysisAsked, suite: str, needs: Needs) -> Path | None:
     """Evaluate models on a benchmark of a suite that has the samples, and return the finished evaluation; None while it
     is queued.
@@ -130,13 +96,12 @@ def generate_samples(asked: AnalysisAsked, suite: str, needs: Needs) -> Path | N
     return None
 
 
-# -- analyses ----------------------------------------------------------------------------------------------------------
+# -- the command of an analysis ----------------------------------------------------------------------------------------
 
 
 def paper_results() -> list[dict[str, str]]:
-    """The figures and tables of the paper (Qu et al., arXiv 2503.07572, first version) and its appendices: the command
-    for each, with words in capital letters for runs and evaluations, and how its definition differs. ``docs/paper.md``
-    has the same rows, and explains the words.
+    """The figures and tables of the paper (Qu et al., arXiv 2503.07572, first version): the command for each, and how
+    its definition differs. ``docs/paper.md`` explains the words.
     """
     text = resources.files("mrt_hpc.analysis").joinpath("paper_results.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
@@ -154,7 +119,8 @@ def _print_paper(context: click.Context, _: click.Parameter, asked: bool) -> Non
 
 
 @click.group(
-    short_help="Analyse regret, scaling, votes, attempts, extrapolation, efficiency or progress.", epilog=options.WHAT
+    short_help="Analyse regret, scaling, votes, attempts, extrapolation, efficiency, progress or gradients.",
+    epilog=options.WHAT,
 )
 @click.option(
     "--list",
@@ -165,19 +131,129 @@ def _print_paper(context: click.Context, _: click.Parameter, asked: bool) -> Non
     help="Print the figures and tables of the paper, each with the command that makes it.",
 )
 def analyze() -> None:
-    """Analyse the evaluated samples of models: tables as CSV, figures as PNG and SVG. Each model gives a line.
+    """Analyse the evaluated samples of models, each a line, or the gradients of a run: tables as CSV, figures as PNG
+    and SVG.
 
     \b
     Examples:
       mrt-hpc analyze regret   runs/mrt-online runs/grpo
       mrt-hpc analyze progress runs/mrt-online@0 runs/mrt-online
       mrt-hpc analyze scaling  runs/eval-paper_20
+      mrt-hpc analyze gradients runs/mrt-online@last
       mrt-hpc analyze --list
       mrt-hpc analyze regret runs/grpo runs/mrt-online --suite paper_regret --benchmark aime24
     """
 
 
 WEIGHTED = "votes of forced answers are weighted by their likelihoods, and a tie of them counts one half"
+COMMON = (
+    options.what,
+    click.option(
+        "--out",
+        type=options.FOLDER,
+        help="The directory of the results. Default: analysis/NAME in the first RUN or EVALDIR.",
+    ),
+    click.option(
+        "--benchmark",
+        metavar="NAME",
+        help="Needed where the models share several, or the suite has several: it alone is evaluated.",
+    ),
+    click.option("--suite", shell_complete=complete_suite, help=SUITE_HELP),
+    options.site, options.overrides, options.results, options.data_folder, options.as_json,
+)  # fmt: skip
+
+
+def add_analysis(short_help: str, *own: Callable[..., Any]) -> Callable[[Callable[..., tuple[Needs, Analyse]]], None]:
+    """Make a function a command with the arguments and options of all analyses, and its ``own`` options. These are its
+    arguments; it returns what samples the analysis needs, and the function that analyses them.
+    """
+
+    def add(function: Callable[..., tuple[Needs, Analyse]]) -> None:
+        def run(weighted: bool = False, **typed: Any) -> None:
+            if click.get_current_context().get_parameter_source("results") is ParameterSource.DEFAULT:
+                typed["results"] = None
+            evaluates = typed["overrides"] or any(typed[option] is not None for option in ("site", "results", "data"))
+            if typed["suite"] is None and evaluates:
+                raise click.UsageError(
+                    "--site, --set, --results and --data belong to the evaluation on a suite: add --suite SUITE"
+                )
+            _, *common = (field.name for field in fields(AnalysisAsked))
+            asked = AnalysisAsked(function.__name__, **{name: typed.pop(name) for name in common})
+            needs, analyse = function(**typed)
+            _analyse(asked, needs, analyse, weighted=weighted, tokens=typed.get("tokens"))
+
+        command: Callable[..., Any] = run
+        for option in reversed((*COMMON, *own)):
+            command = option(command)
+        about = {"short_help": short_help, "help": function.__doc__, "epilog": options.WHAT}
+        analyze.command(function.__name__, **about)(command)
+
+    return add
+
+
+def _analyse(asked: AnalysisAsked, needs: Needs, analyse: Analyse, *, weighted: bool, tokens: Counted | None) -> None:
+    """Where a suite is named, missing samples are generated or queued before."""
+    from mrt_hpc.analysis.named_models import named_models
+
+    what: Sequence[str] = asked.what
+    if asked.suite is not None:
+        if (evaluation := generate_samples(asked, asked.suite, needs)) is None:
+            return
+        what = [str(evaluation)]
+    named = named_models(what)
+    out = asked.out
+    if out is None:
+        out = refuse_to_write(named[0].run.layout.root, "the same command with --out DIR") / "analysis" / asked.analysis
+    if weighted:
+        named = [replace(model, run=replace(model.run, likelihoods=True)) for model in named]
+    models = [replace(model, counted=tokens or model.counted) for model in _read(named, asked.benchmark)]
+    analysis, benchmark = analyse(models), models[0].benchmark
+    notes = (*analysis.remarks, *([WEIGHTED] if weighted else []), *other_settings(models[0], models[1:]))
+    _show(replace(analysis, remarks=notes), out, f"on {benchmark}", {"benchmark": benchmark}, asked.as_json)
+
+
+def _show(analysis: "Analysis", out: Path, of_what: str, about: dict[str, str], as_json: bool) -> None:
+    from mrt_hpc.analysis.findings import write_analysis
+
+    out.mkdir(parents=True, exist_ok=True)
+    paths = write_analysis(analysis, out)
+    if as_json:
+        tables = [asdict(table) for table in (analysis.summary, *analysis.tables)]
+        sentences = {"verdicts": analysis.verdicts, "notes": analysis.remarks}
+        echo_json({**about, "tables": tables, **sentences, "files": [*map(str, paths)]})
+        return
+    shown = table_of(f"{analysis.summary.name} {of_what}", *analysis.summary.columns)
+    for row in analysis.summary.rows:
+        shown.add_row(*map(str, row))
+    Terminal(sys.stdout).print(shown)
+    for verdict in analysis.verdicts:
+        echo(verdict)
+    print_notes(analysis.remarks)
+    for path in paths:
+        echo(path)
+
+
+def _read(named: "Sequence[NamedModel]", benchmark: str | None) -> list[ModelSamples]:
+    """Several benchmarks, or models evaluated on different problems, are refused."""
+    from mrt_hpc.analysis.named_models import chosen_benchmarks, read_models, require_same_problems
+
+    benchmarks = chosen_benchmarks(named, () if benchmark is None else (benchmark,))
+    if len(benchmarks) > 1:
+        raise UserError(
+            "the models share several benchmarks, and an analysis is of one",
+            where="--benchmark",
+            expected=f"one of {', '.join(benchmarks)}",
+            advice=Advice("--benchmark {benchmarks}", benchmarks=benchmarks[0]),
+        )
+    models = [samples for (samples,) in read_models(named, benchmarks)]
+    require_same_problems(models)
+    return models
+
+
+# -- analyses ----------------------------------------------------------------------------------------------------------
+
+
+EPISODES = (Boundaries.EPISODES,)
 weigh = click.option("--weighted", is_flag=True, help="Weigh the votes of forced answers by their likelihoods.")
 
 
@@ -203,31 +279,24 @@ count_tokens = click.option(
 )
 
 
-def _replace_counted(models: Sequence[ModelSamples], tokens: Counted | None) -> list[ModelSamples]:
-    """None leaves the tokens of the models' recipe."""
-    return [model if tokens is None else replace(model, counted=tokens) for model in models]
-
-
-@analyze.command(short_help="Normalised regret against the budget of tokens.", epilog=options.WHAT)
-@add_analysis_options
-@click.option("--budgets", metavar="TOKENS,...", callback=read_budgets, help="Default: up to the longest trace.")
-@count_tokens
-@click.option(
-    "--beyond",
-    multiple=True,
-    metavar="WHAT",
-    help="Go on past the budget of the training: an evaluation of the same models by extrapolation. Repeatable.",
+@add_analysis(
+    "Normalised regret against the budget of tokens.",
+    click.option("--budgets", metavar="TOKENS,...", callback=read_budgets, help="Default: up to the longest trace."),
+    count_tokens,
+    click.option(
+        "--beyond",
+        multiple=True,
+        metavar="WHAT",
+        help="Go on past the budget of the training: an evaluation of the same models by extrapolation. Repeatable.",
+    ),
+    weigh,
+    click.option(
+        "--against-voting", is_flag=True, help="Regret against voting by the number of episodes, in its place."
+    ),
 )
-@weigh
-@click.option("--against-voting", is_flag=True, help="Regret against voting by the number of episodes, in its place.")
 def regret(
-    asked: AnalysisAsked,
-    budgets: tuple[int, ...],
-    tokens: Counted | None,
-    beyond: tuple[str, ...],
-    against_voting: bool,
-    weighted: bool,
-) -> None:
+    budgets: tuple[int, ...], tokens: Counted | None, beyond: tuple[str, ...], against_voting: bool
+) -> tuple[Needs, Analyse]:
     """Normalised regret against the budget of tokens, and how much of the area the first episodes give.
 
     \b
@@ -236,39 +305,38 @@ def regret(
       mrt-hpc analyze regret runs/mrt-online --budgets 4096,8192,12288,16384
       mrt-hpc analyze regret runs/mrt-online --beyond runs/eval-paper_extrapolation-mrt-online-1a2b3c4d
     """
-    from mrt_hpc.analysis.regret_curves import MEANT, analyse_regret, analyse_regret_beyond, analyse_voting_regret
+    from mrt_hpc.analysis.named_models import named_models
+    from mrt_hpc.analysis.regret_curves import analyse_regret, analyse_regret_beyond, analyse_voting_regret
 
     def analyse(models: list[ModelSamples]) -> "Analysis":
         if against_voting:
             return analyse_voting_regret(models)
-        counted = _replace_counted(models, tokens)
         if beyond:
-            from mrt_hpc.analysis.named_models import named_models
-
-            return analyse_regret_beyond(counted, _read(named_models(beyond), models[0].benchmark), budgets)
-        return analyse_regret(counted, budgets)
+            return analyse_regret_beyond(models, _read(named_models(beyond), models[0].benchmark), budgets)
+        return analyse_regret(models, budgets)
 
     if against_voting and (budgets or tokens or beyond):
         raise click.UsageError("--against-voting is by episodes: leave out --budgets, --tokens and --beyond")
-    if weighted and not against_voting:
+    if click.get_current_context().params["weighted"] and not against_voting:
         raise click.UsageError("--weighted is for votes: add --against-voting")
-    needs = Needs(values=True, answers=against_voting or tokens == "all", boundaries=MEANT)
-    _write(asked, needs, analyse, weighted=weighted)
+    return Needs(values=True, answers=against_voting or tokens == "all", boundaries=EPISODES), analyse
 
 
-@analyze.command(short_help="Votes at each episode against complete samples of equal tokens.", epilog=options.WHAT)
-@add_analysis_options
-@click.option(
-    "--margin",
-    type=click.FloatRange(0, 100, min_open=True, max_open=True),
-    metavar="POINTS",
-    help="The loss, in percentage points, below which a vote at an earlier episode is as good as the last. Default: 2.",
+@add_analysis(
+    "Votes at each episode against complete samples of equal tokens.",
+    click.option(
+        "--margin",
+        type=click.FloatRange(0, 100, min_open=True, max_open=True),
+        metavar="POINTS",
+        help="The loss, in percentage points, below which a vote at an earlier episode is as good as the last. "
+        "Default: 2.",
+    ),
+    weigh,
+    click.option(
+        "--by-episodes", is_flag=True, help="Figure 3 of the paper in its place: votes as branches, by total episodes."
+    ),
 )
-@weigh
-@click.option(
-    "--by-episodes", is_flag=True, help="Figure 3 of the paper in its place: votes as branches, by total episodes."
-)
-def scaling(asked: AnalysisAsked, margin: float | None, by_episodes: bool, weighted: bool) -> None:
+def scaling(margin: float | None, by_episodes: bool) -> tuple[Needs, Analyse]:
     """Whether thinking pays: votes of answers that are forced at each episode, and votes of complete samples.
 
     \b
@@ -276,25 +344,19 @@ def scaling(asked: AnalysisAsked, margin: float | None, by_episodes: bool, weigh
       mrt-hpc analyze scaling runs/mrt-online
       mrt-hpc analyze scaling runs/mrt-online runs/without-thinking
     """
-    from mrt_hpc.analysis.scaling import MARGIN, MEANT, analyse_scaling
+    from mrt_hpc.analysis.scaling import MARGIN, analyse_scaling
     from mrt_hpc.analysis.vote_curves import analyse_scaling_by_episodes
-
-    needs = Needs(values=True, answers=True, boundaries=MEANT)
-
-    def analyse(models: list[ModelSamples]) -> "Analysis":
-        if by_episodes:
-            return analyse_scaling_by_episodes(models)
-        return analyse_scaling(models, MARGIN if margin is None else margin / 100)
 
     if by_episodes and margin is not None:
         raise click.UsageError("--margin is for the sentence on earlier votes: leave out --by-episodes")
+    needs = Needs(values=True, answers=True, boundaries=EPISODES)
+    if by_episodes:
+        return needs, analyse_scaling_by_episodes
+    return needs, lambda models: analyse_scaling(models, MARGIN if margin is None else margin / 100)
 
-    _write(asked, needs, analyse, weighted=weighted)
 
-
-@analyze.command(short_help="Votes of 1 to 10 samples, or attempts, against their tokens.", epilog=options.WHAT)
-@add_analysis_options
-def votes(asked: AnalysisAsked) -> None:
+@add_analysis("Votes of 1 to 10 samples, or attempts, against their tokens.")
+def votes() -> tuple[Needs, Analyse]:
     """maj@k of complete samples against their tokens, k = 1 to 10; of samples in several attempts, these vote.
 
     \b
@@ -303,65 +365,62 @@ def votes(asked: AnalysisAsked) -> None:
     """
     from mrt_hpc.analysis.vote_curves import analyse_votes
 
-    _write(asked, Needs(), analyse_votes)
+    return Needs(), analyse_votes
 
 
-@analyze.command(short_help="How much better the last attempt is than the first one.", epilog=options.WHAT)
-@add_analysis_options
-def attempts(asked: AnalysisAsked) -> None:
+@add_analysis("How much better the last attempt is than the first one.")
+def attempts() -> tuple[Needs, Analyse]:
     """The last attempt of a sample less the first one: modes history_conditioned and linearised.
 
     \b
     Examples:
       mrt-hpc analyze attempts runs/backtracking --suite paper_20_own_attempt --benchmark aime24
     """
-    from mrt_hpc.analysis.attempts import MEANT, analyse_attempts
+    from mrt_hpc.analysis.attempts import analyse_attempts
 
-    _write(asked, Needs(boundaries=MEANT), analyse_attempts)
+    return Needs(boundaries=(Boundaries.LAST_ATTEMPT,)), analyse_attempts
 
 
-@analyze.command(short_help="Mean progress by episode, split by outcome and difficulty.", epilog=options.WHAT)
-@add_analysis_options
-def progress(asked: AnalysisAsked) -> None:
+@add_analysis("Mean progress by episode, split by outcome and difficulty.")
+def progress() -> tuple[Needs, Analyse]:
     """Mean progress V(j+1) - V(j) by episode, split by outcome and by how hard the problem is.
 
     \b
     Examples:
       mrt-hpc analyze progress runs/mrt-online@0 runs/mrt-online
     """
-    from mrt_hpc.analysis.episode_progress import MEANT, analyse_progress
+    from mrt_hpc.analysis.episode_progress import analyse_progress
 
-    needs = Needs(values=True, boundaries=MEANT)
-    _write(asked, needs, analyse_progress)
+    return Needs(values=True, boundaries=EPISODES), analyse_progress
 
 
-@analyze.command(short_help="Tokens to a given accuracy, and their ratio between models.", epilog=options.WHAT)
-@add_analysis_options
-@click.option(
-    "--accuracy",
-    "accuracies",
-    metavar="SHARE,...",
-    callback=read_accuracies,
-    help="Default: shares of the best accuracy that all models reach.",
+@add_analysis(
+    "Tokens to a given accuracy, and their ratio between models.",
+    click.option(
+        "--accuracy",
+        "accuracies",
+        metavar="SHARE,...",
+        callback=read_accuracies,
+        help="Default: shares of the best accuracy that all models reach.",
+    ),
+    count_tokens,
+    click.option("--seed", type=int, default=0, show_default=True, help="The seed of the bootstrap."),
 )
-@count_tokens
-@click.option("--seed", type=int, default=0, show_default=True, help="The seed of the bootstrap.")
-def efficiency(asked: AnalysisAsked, accuracies: tuple[float, ...], tokens: Counted | None, seed: int) -> None:
+def efficiency(accuracies: tuple[float, ...], tokens: Counted | None, seed: int) -> tuple[Needs, Analyse]:
     """Tokens to a given accuracy, those of the answer included; ratios are to the first model.
 
     \b
     Examples:
       mrt-hpc analyze efficiency runs/grpo runs/mrt-online --accuracy 0.3,0.4
     """
-    from mrt_hpc.analysis.efficiency import MEANT, analyse_efficiency
+    from mrt_hpc.analysis.efficiency import analyse_efficiency
 
-    needs = Needs(values=tokens == "all", answers=tokens == "all", boundaries=MEANT)
-    _write(asked, needs, lambda models: analyse_efficiency(_replace_counted(models, tokens), accuracies, seed))
+    needs = Needs(values=tokens == "all", answers=tokens == "all", boundaries=EPISODES)
+    return needs, lambda models: analyse_efficiency(models, accuracies, seed)
 
 
-@analyze.command(short_help="Accuracy past the budget of the training.", epilog=options.WHAT)
-@add_analysis_options
-def extrapolate(asked: AnalysisAsked) -> None:
+@add_analysis("Accuracy past the budget of the training.")
+def extrapolate() -> tuple[Needs, Analyse]:
     """Accuracy against the budget of thinking, past that of the training: evaluations whose mode is extrapolation.
 
     \b
@@ -369,63 +428,37 @@ def extrapolate(asked: AnalysisAsked) -> None:
       mrt-hpc analyze extrapolate runs/grpo runs/mrt-online --suite paper_extrapolation --benchmark aime24
       mrt-hpc analyze extrapolate runs/eval-paper_extrapolation-grpo-1a2b3c4d
     """
-    from mrt_hpc.analysis.accuracy_by_budget import MEANT, analyse_extrapolation
+    from mrt_hpc.analysis.accuracy_by_budget import analyse_extrapolation
 
-    needs = Needs(values=True, boundaries=MEANT)
-    _write(asked, needs, analyse_extrapolation)
+    return Needs(values=True, boundaries=(Boundaries.EXTENSIONS,)), analyse_extrapolation
 
 
-def _write(
-    asked: AnalysisAsked, needs: Needs, analyse: "Callable[[list[ModelSamples]], Analysis]", *, weighted: bool = False
-) -> None:
-    """Where a suite is named, missing samples are generated or queued before."""
-    from mrt_hpc.analysis.findings import write_analysis
-    from mrt_hpc.analysis.named_models import named_models
+@analyze.command(short_help="Signal and noise of the gradient by other estimators, at equal cost.")
+@click.argument("run", metavar="RUN@VERSION", type=RunName(RunUse.LOOKS))
+@click.option("--out", type=options.FOLDER, help="The directory of the results. Default: analysis/gradients in RUN.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The seed of the bootstrap.")
+@options.as_json
+@options.trust
+def gradients(run: str, out: Path | None, seed: int, as_json: bool, trust: bool) -> None:
+    """Signal to noise, alignment and cosine of the gradients that the own algorithm, GRPO, and other credits, baselines
+    and divisors make of the groups of iteration VERSION.
 
-    what: Sequence[str] = asked.what
-    if asked.suite is not None:
-        if (evaluation := generate_samples(asked, asked.suite, needs)) is None:
-            return
-        what = [str(evaluation)]
-    named = named_models(what)
-    out = asked.out
+    \b
+    Examples:
+      mrt-hpc analyze gradients runs/quickstart@0
+      mrt-hpc analyze gradients runs/mrt-online@last --out gradients
+    """
+    from mrt_hpc.analysis.estimator_signals import analyse_estimators
+    from mrt_hpc.plan.jobs import read_plan
+    from mrt_hpc.roles.gradient_referee import measure_estimators
+    from mrt_hpc.run.prompt_files import read_experiment
+
+    directory, name = split_at(run)
+    layout = existing_run(expand_home(directory))
+    version = version_named(name or LAST, read_plan(layout.plan).iterations, layout.root)
     if out is None:
-        out = refuse_to_write(named[0].run.layout.root, "the same command with --out DIR") / "analysis" / asked.analysis
-    if weighted:
-        named = [replace(model, run=replace(model.run, likelihoods=True)) for model in named]
-    models = _read(named, asked.benchmark)
-    analysis = analyse(models)
-    out.mkdir(parents=True, exist_ok=True)
-    paths = write_analysis(analysis, out)
-    remarks = [*analysis.remarks, *([WEIGHTED] if weighted else []), *other_settings(models[0], models[1:])]
-    if asked.as_json:
-        sentences = {"verdicts": analysis.verdicts, "notes": remarks}
-        tables = [asdict(table) for table in (analysis.summary, *analysis.tables)]
-        echo_json({"benchmark": models[0].benchmark, "tables": tables, **sentences, "files": [*map(str, paths)]})
-        return
-    shown = table_of(f"{analysis.summary.name} on {models[0].benchmark}", *analysis.summary.columns)
-    for row in analysis.summary.rows:
-        shown.add_row(*map(str, row))
-    Terminal(sys.stdout).print(shown)
-    for verdict in analysis.verdicts:
-        echo(verdict)
-    print_notes(remarks)
-    for path in paths:
-        echo(path)
-
-
-def _read(named: "Sequence[NamedModel]", benchmark: str | None) -> list[ModelSamples]:
-    """Several benchmarks, or models evaluated on different problems, are refused."""
-    from mrt_hpc.analysis.named_models import chosen_benchmarks, read_models, require_same_problems
-
-    benchmarks = chosen_benchmarks(named, () if benchmark is None else (benchmark,))
-    if len(benchmarks) > 1:
-        raise UserError(
-            "the models share several benchmarks, and an analysis is of one",
-            where="--benchmark",
-            expected=f"one of {', '.join(benchmarks)}",
-            advice=Advice("--benchmark {benchmarks}", benchmarks=benchmarks[0]),
-        )
-    models = [samples for (samples,) in read_models(named, benchmarks)]
-    require_same_problems(models)
-    return models
+        out = refuse_to_write(layout.root, "the same command with --out DIR") / "analysis" / "gradients"
+    recipe = read_experiment(layout, trust=trust)
+    measured = measure_estimators(layout, recipe, version, seed, lambda text: echo(text, err=True))
+    analysis = analyse_estimators(measured)
+    _show(analysis, out, f"of {measured.source}", {"source": measured.source}, as_json)

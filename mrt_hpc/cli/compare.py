@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from mrt_hpc.analysis.comparing import Comparison, compare_named, csv_of
+from mrt_hpc.analysis.comparing import Comparison, compare_named
 from mrt_hpc.analysis.intervals import IntervalEstimate
 from mrt_hpc.analysis.model_samples import BENCHMARKS
-from mrt_hpc.analysis.number_formats import percent
+from mrt_hpc.analysis.number_formats import csv_text, percent
 from mrt_hpc.cli.status import open_run
 from mrt_hpc.cli.terminal import Terminal, echo, echo_json, print_notes, table_of
 from mrt_hpc.errors import Advice
@@ -40,7 +40,7 @@ def print_comparison(
     comparisons, rows = found.comparisons, found.rows
     if csv is not None:
         csv.parent.mkdir(parents=True, exist_ok=True)
-        write_text(csv, csv_of(rows))
+        write_text(csv, csv_text(rows[0], (row.values() for row in rows)))
     if as_json:
         tables = [{"benchmarks": BENCHMARKS, **table} for table in published_tables()]
         beside = {"published": tables} if published else {}

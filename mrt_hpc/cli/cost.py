@@ -19,7 +19,7 @@ from mrt_hpc.errors import Advice
 from mrt_hpc.run.atomic import write_text
 
 if TYPE_CHECKING:
-    from mrt_hpc.analysis.spending import PointPrice, Spending
+    from mrt_hpc.analysis.spending import BranchCost, PointPrice, Spending
     from mrt_hpc.plan.hours import UseHours
 
 QUEUED = "queued"
@@ -69,6 +69,7 @@ class Reckoning:
     spent: "Spending"
     prices: "Sequence[PointPrice]"
     notes: Sequence[str]
+    branches: "BranchCost | None" = None
 
     @property
     def counts_gpus(self) -> bool:
@@ -77,7 +78,7 @@ class Reckoning:
 
 def _reckon_run(run: Path) -> Reckoning:
     from mrt_hpc.analysis.measures import read_measurements
-    from mrt_hpc.analysis.spending import prices, spending
+    from mrt_hpc.analysis.spending import BranchCost, prices, spending
     from mrt_hpc.backends.queued_jobs import accounts
     from mrt_hpc.recipe.lock import look_at_lock
     from mrt_hpc.run.evaluation_settings import evaluation_settings
@@ -93,8 +94,9 @@ def _reckon_run(run: Path) -> Reckoning:
         settings = evaluation_settings(layout, recipe)
     except UnreadableError as error:
         return Reckoning(spent, (), (*unread, error.line, *spent.notes))
-    measured = read_measurements(layout, 0, recipe.evaluated_versions, settings)
-    return Reckoning(spent, prices(spent, measured.evaluations), (*unread, *measured.unreadable, *spent.notes))
+    measured = read_measurements(layout, plan.iterations, recipe.evaluated_versions, settings)
+    paid, notes = prices(spent, measured.evaluations), (*unread, *measured.unreadable, *spent.notes)
+    return Reckoning(spent, paid, notes, BranchCost.of(measured.iterations))
 
 
 def spending_csv(spent: "Spending") -> str:
@@ -121,6 +123,7 @@ def spending_data(reckoned: Reckoning) -> dict[str, Any]:
         "queue_hours": spent.queue_hours,
         "sampled_tokens": asdict(spent.sampled),
         "points": [asdict(price) for price in reckoned.prices],
+        "branches": None if reckoned.branches is None else asdict(reckoned.branches),
         "notes": list(reckoned.notes),
     }
 
@@ -147,6 +150,8 @@ def _print(reckoned: Reckoning, run: Path) -> None:
         )
     for price in reckoned.prices:
         echo(price_text(price, of_gpus=reckoned.counts_gpus))
+    if reckoned.branches is not None:
+        echo(f"tokens: {reckoned.branches}")
     print_notes(reckoned.notes)
     echo(Advice("the report has these hours by its events: mrt-hpc report {run}", run=run))
 

@@ -68,7 +68,7 @@ def prepare(source: str, output: Path, drop_bad: bool, force: bool, **asked: Any
       mrt-hpc data prepare rows.parquet data/mine.jsonl --problem text --answer label
       mrt-hpc data prepare sheet.csv data/mine.jsonl --delimiter tab --encoding latin-1
       mrt-hpc data prepare quiz.json data/quiz.jsonl --choices options --ignore table
-      mrt-hpc data prepare hub:HuggingFaceH4/MATH-500/test data/math500.jsonl
+      mrt-hpc data prepare hub:openai/gsm8k/test data/gsm8k.jsonl
     """
 
     from mrt_hpc.datasets.columns import Asked
@@ -97,21 +97,14 @@ def prepare(source: str, output: Path, drop_bad: bool, force: bool, **asked: Any
     help="The verifier that must read the answers, as in a recipe: math, exact, '{type: choice, choices: 5}', "
     "or module:function of your own in this directory.",
 )
-@click.option(
-    "--model",
-    metavar="DIR",
-    type=options.FOLDER,
-    help="A model directory whose special tokens no problem may hold. Default: special tokens of many models.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, for programs.")
-def check(files: tuple[Path, ...], against: tuple[Path, ...], verifier: str, model: Path | None, as_json: bool) -> None:
+def check(files: tuple[Path, ...], against: tuple[Path, ...], verifier: str, as_json: bool) -> None:
     """Check each FILE by itself, and each two of them for problems that they share.
 
     Lists lines that are no problems, ids and problems that repeat, problems that stand in two files (also in nearly the
     same words: 5-grams of words with a Jaccard similarity of at least 0.8), answers that the verifier cannot read or
-    no ordinary spelling reaches, pictures that problems lack, texts that a tokenizer reads as special tokens, and files
-    that have changed since they were prepared. The exit
-    status is 0 if nothing was found, and 2 otherwise.
+    no ordinary spelling reaches, pictures that problems lack, and files that have changed since they were prepared. The
+    exit status is 0 if nothing was found, and 2 otherwise.
 
     \b
     Examples:
@@ -122,7 +115,7 @@ def check(files: tuple[Path, ...], against: tuple[Path, ...], verifier: str, mod
 
     from mrt_hpc.datasets.check import check as check_files
 
-    report = check_files(files, against, verifier, model)
+    report = check_files(files, against, verifier)
     if as_json:
         echo_json({"clean": report.clean, **asdict(report)})
     else:
@@ -131,26 +124,24 @@ def check(files: tuple[Path, ...], against: tuple[Path, ...], verifier: str, mod
         click.get_current_context().exit(int(ExitCode.FATAL))
 
 
-@data.command(short_help="Fetch a data set from the Hugging Face hub.")
+@data.command(short_help="Fetch a data set of the paper.")
 @click.argument("name", required=False)
 @click.argument("output", metavar="[OUT]", required=False, type=options.FILE)
 @click.option("--list", "listing", is_flag=True, help="List the names that are known, and what each of them means.")
-@click.option("--drop-bad", is_flag=True, help="Leave out rows of a data set of the hub that make no problem.")
 @click.option("--force", is_flag=True, help="Replace OUT if it is there.")
-def fetch(name: str | None, output: Path | None, listing: bool, drop_bad: bool, force: bool) -> None:
-    """Fetch the data set NAME and write it to OUT, one JSON object a line with id, problem and answer.
+def fetch(name: str | None, output: Path | None, listing: bool, force: bool) -> None:
+    """Fetch a data set of the paper from the Hugging Face hub and write it to OUT, one JSON object a line with id,
+    problem and answer.
 
-    NAME is one of the data sets of the paper, whose commits are fixed, or hub:OWNER/NAME[@REVISION][/SPLIT]. Without
-    OUT the file is NAME.jsonl in your data folder, where recipes find it: MRT_HPC_DATA, or ~/.local/share/mrt-hpc/data.
-    OUT.source.json keeps the commit and the checksums. Type it on a node with network access; a file that is there
-    already is not fetched again.
+    The commits are fixed. Without OUT the file is NAME.jsonl in your data folder, where recipes find it: MRT_HPC_DATA,
+    or ~/.local/share/mrt-hpc/data. OUT.source.json keeps the commit and the checksums. Type it on a node with network
+    access; a file that is there already is not fetched again. `data prepare` fetches other data sets of the hub.
 
     \b
     Examples:
       mrt-hpc data fetch --list
       mrt-hpc data fetch math500
       mrt-hpc data fetch numina_math_4000 /shared/me/data/numina_math_4000.jsonl
-      mrt-hpc data fetch hub:openai/gsm8k/test
     """
     from mrt_hpc.datasets.named import fetch_data
 
@@ -159,7 +150,7 @@ def fetch(name: str | None, output: Path | None, listing: bool, drop_bad: bool, 
         return
     if name is None:
         raise UserError("the name of a data set is missing", advice="mrt-hpc data fetch --list")
-    _print_prepared(fetch_data(name, output, drop_bad=drop_bad, force=force))
+    _print_prepared(fetch_data(name, output, force=force))
 
 
 def _print_list() -> None:

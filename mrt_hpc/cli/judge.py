@@ -19,6 +19,7 @@ WHY = {
     "no_answer": "the text has no answer",
     "timed_out": "judging it took longer than grading.time_limit_s",
     "malformed": "it cannot be read",
+    "unjudged": "the verifier says that it cannot judge it",
 }
 """Statuses in words, but for the usual one."""
 
@@ -47,6 +48,7 @@ def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...], as_j
     from mrt_hpc.api import resolve_request
     from mrt_hpc.domains.grader_queue import GraderPool
     from mrt_hpc.domains.verifiers import MathVerifier
+    from mrt_hpc.mrt.rewards import is_right
 
     loaded, _ = resolve_request(recipe, overrides, shape=None, data=None, run=None)
     verifier, grading = _verifier(loaded), loaded.grading
@@ -56,13 +58,14 @@ def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...], as_j
         (verdict,) = asyncio.run(pool.grade([(found, gold)], log_failures=False))
         read = {} if found is None else {"read as": reading_text(verifier, found, pool, is_gold=False)}
         read["gold"] = reading_text(verifier, gold, pool, is_gold=True)
-    is_right, why = bool(verdict.reward), WHY.get(verdict.status, "")
-    if not is_right and isinstance(verifier, MathVerifier) and verifier.strict:
+    right, why = is_right(verdict.reward), WHY.get(verdict.status, "")
+    if not right and isinstance(verifier, MathVerifier) and verifier.strict:
         with pool_of(verifier.model_copy(update={"strict": False})) as pool:
             (lenient,) = asyncio.run(pool.grade([(found, gold)], log_failures=False))
         why = "its value is right, and grading.strict asks for an evaluated number" if lenient.reward else why
     if as_json:
-        facts = {"right": is_right, "why": why, "error": verdict.error, "verifier": verifier.type}
+        reward = verdict.reward if verdict.judged else None
+        facts = {"right": right, "reward": reward, "why": why, "error": verdict.error, "verifier": verifier.type}
         texts = {"answer": found, "found": how, "read_as": read.get("read as"), "gold_read_as": read["gold"]}
         echo_json({**facts, **texts})
         return
@@ -72,7 +75,8 @@ def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...], as_j
         echo(f"          A run finds no answer in a completion that does not end its thought with {end}.")
     for side, words in read.items():
         echo(f"{side + ':':<9} {words}")
-    echo(f"verdict:  {'right' if is_right else 'wrong'}{why and f': {why}'}", "green" if is_right else "red")
+    said = "right" if right else f"reward {verdict.reward:.3g}" if verdict.reward else "wrong"
+    echo(f"verdict:  {said if verdict.judged else 'not judged'}{why and f': {why}'}", "green" if right else "red")
     if verdict.error is not None:
         echo(f"error:    {verdict.error}")
 

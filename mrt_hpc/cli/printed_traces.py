@@ -95,11 +95,11 @@ def _print(shown: "list[AskedTrace]") -> None:
 
 def _lines(one: "AskedTrace") -> Iterator[tuple[str, str]]:
     """With their styles."""
-    from mrt_hpc.analysis.report.content import progress_of
+    from mrt_hpc.analysis.report.content import progress_of, verdict_of
 
     trace, advantages = one.trace, one.advantages
     answer = "no answer found" if trace.answer is None else f"answer {trace.answer!r}"
-    verdict = f"{'right' if trace.right else 'wrong'}, {answer}, {trace.tokens} tokens"
+    verdict = f"{verdict_of(trace)}, {answer}, {trace.tokens} tokens"
     cut = ", cut by the token limit" if trace.cut else ""
     yield f"\nsample {trace.sample}: {verdict}{cut}", "bold green" if trace.right else "bold red"
     if not trace.marked:

@@ -1,9 +1,8 @@
 """Checks data files: repeated ids and problems, training problems in a benchmark, gold answers that the verifier cannot
-read or no answer reaches, special tokens in problems, and missing pictures.
+read or no answer reaches, and missing pictures.
 """
 
 import json
-import math
 import os
 import re
 import unicodedata
@@ -12,18 +11,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
+from scipy.sparse import csr_array, triu
 
 from mrt_hpc.datasets.conversion import SourceRecord, record_file
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.verifiers import GoldFault, MathVerifier, gold_faults
 from mrt_hpc.errors import Advice, UserError
-from mrt_hpc.inference.tokens import StoredTokens
 from mrt_hpc.recipe.base import require_kind
 from mrt_hpc.recipe.kinds import VERIFIERS, VerifierSettings
 from mrt_hpc.recipe.ownership import limited_lines
@@ -63,8 +62,6 @@ class FindingKind(StrEnum):
     """
     MISSING_PICTURE = "missing_picture"
     """A problem names a picture, which no problem can hold."""
-    SPECIAL_TOKEN = "special_token"
-    """A problem holds what a tokenizer reads as a special token: a run with such a model refuses the file."""
 
     @property
     def heading(self) -> str:
@@ -206,36 +203,29 @@ def similar_pairs(texts: Sequence[tuple[str, ...]], least: float = LEAST_OVERLAP
     """All pairs of texts whose overlap is at least ``least`` (above 0), by their indices, and the overlap. Texts of
     fewer than five words have none.
     """
-    grams = _rank_grams(texts)
-    postings: dict[int, list[int]] = defaultdict(list)
-    pairs = []
-    for index in sorted((number for number, own in enumerate(grams) if len(own)), key=lambda i: (len(grams[i]), i)):
-        own = grams[index]
-        prefix = own[: len(own) - math.ceil(least * len(own) - _ROUNDING) + 1].tolist()
-        for other in {other for gram in prefix for other in postings[gram]}:
-            if len(grams[other]) >= least * len(own) - _ROUNDING:
-                common = len(np.intersect1d(own, grams[other], assume_unique=True))
-                overlap = common / (len(own) + len(grams[other]) - common)
-                if overlap >= least - _ROUNDING:
-                    pairs.append((min(index, other), max(index, other), overlap))
-        for gram in prefix:
-            postings[gram].append(index)
-    return sorted(pairs)
+    grams = _matrix_of_grams(texts)
+    sizes = np.diff(grams.indptr)
+    places = np.arange(grams.nnz) - np.repeat(grams.indptr[:-1], sizes)
+    first = places <= np.repeat(sizes - np.ceil(least * sizes - _ROUNDING), sizes)
+    prefixes = csr_array((first.astype(np.int32), grams.indices.copy(), grams.indptr.copy()), grams.shape)
+    prefixes.eliminate_zeros()
+    one, other = triu(prefixes @ prefixes.T, k=1).nonzero()
+    common = grams[one].multiply(grams[other]).sum(axis=1)
+    overlaps = common / (sizes[one] + sizes[other] - common)
+    pairs = zip(one.tolist(), other.tolist(), overlaps.tolist(), strict=True)
+    return sorted(pair for pair in pairs if pair[2] >= least - _ROUNDING)
 
 
-def _rank_grams(texts: Sequence[tuple[str, ...]]) -> list[np.ndarray]:
-    """Each text's words in a row, without repeats, as their ranks among those of all texts, the rarest first."""
-    starts = (range(len(text) - GRAM_WORDS + 1) for text in texts)
-    hashes = [
-        np.unique(np.array([hash(text[at : at + GRAM_WORDS]) for at in where], dtype=np.int64))
-        for text, where in zip(texts, starts, strict=True)
-    ]
-    every = np.concatenate([np.array([], dtype=np.int64), *hashes])
+def _matrix_of_grams(texts: Sequence[tuple[str, ...]]) -> csr_array:
+    """A row for each text, with ones in the columns of its words in a row; the rarest of all texts come first."""
+    own = [{hash(text[at : at + GRAM_WORDS]) for at in range(len(text) - GRAM_WORDS + 1)} for text in texts]
+    every = np.fromiter(chain.from_iterable(own), np.int64)
     _, inverse, counts = np.unique(every, return_inverse=True, return_counts=True)
-    rank = np.empty(len(counts), dtype=np.int64)
-    rank[np.argsort(counts, kind="stable")] = np.arange(len(counts))
-    ends = np.cumsum([len(several) for several in hashes])
-    return [np.sort(part) for part in np.split(rank[inverse], ends)[: len(texts)]]
+    rank = np.argsort(np.argsort(counts, kind="stable"))
+    ends = np.cumsum([0, *map(len, own)])
+    grams = csr_array((np.ones(len(every), np.int32), rank[inverse], ends), shape=(len(own), len(counts)))
+    grams.sort_indices()
+    return grams
 
 
 # -- wording -----------------------------------------------------------------------------------------------------------
@@ -310,26 +300,17 @@ def _finding(kind: FindingKind, entries: list[Entry], overlap: float | None = No
 _VERIFIER: TypeAdapter[VerifierSettings] = TypeAdapter(Annotated[VerifierSettings, VERIFIERS])
 GRADING = Grading(processes=min(4, len(os.sched_getaffinity(0))))
 """The number of processes changes no finding."""
-USUAL_SPECIAL = re.compile(
-    r"<[|｜][^|｜<>\s]{1,40}[|｜]>|</?(?:s|think)>|<(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>|\[/?INST\]"
-)
-"""Special tokens of many models; a hint where no model is named."""
 _DECIMAL_COMMA = re.compile("[+-]?[0-9]+,[0-9]{1,2}")
 _PICTURE = re.compile(r"<image[^<>]*>|<img\b[^<>]*>|!\[[^\[\]]*\]\([^()]*\)|\\includegraphics(?![A-Za-z])")
-TAGS = ("<think>", "</think>")
-"""Tags of thoughts, which no problem should hold, special or not."""
 
 
-def check(
-    files: Sequence[Path], against: Sequence[Path] = (), verifier: str = "math", model: Path | None = None
-) -> CheckReport:
+def check(files: Sequence[Path], against: Sequence[Path] = (), verifier: str = "math") -> CheckReport:
     """Check files by themselves and with each other.
 
     Args:
         against: files whose problems may not stand in ``files``; of these, only unreadable lines are reported.
         verifier: as in a recipe, its type alone, or its fields in braces. Classes and functions of the user's own may
             lie in the working directory.
-        model: a directory whose special tokens no problem may hold; None looks for those of many models.
     """
     judge = _verifier(verifier)
     own = {path.resolve(): path for path in files}
@@ -339,7 +320,7 @@ def check(
     findings = [finding for one in (*loaded, *compared) for finding in one.findings]
     for one in loaded:
         findings += repeated_ids(one)
-    findings += [*repeated_problems(loaded, compared), *_faulty_golds(entries, judge), *_marks(entries, model)]
+    findings += [*repeated_problems(loaded, compared), *_faulty_golds(entries, judge), *_missing_pictures(entries)]
     return CheckReport(
         files=tuple(one.about for one in loaded),
         against=tuple(one.about for one in compared),
@@ -380,30 +361,10 @@ def _faulty_golds(entries: Sequence[Entry], verifier: Verifier) -> Iterator[Find
             yield Finding(FindingKind.DOUBTFUL_ANSWER, (entry.place,), f"{gold}: {told}")
 
 
-def _marks(entries: Sequence[Entry], model: Path | None) -> Iterator[Finding]:
-    """Of pictures that problems lack, and of what a tokenizer reads as a special token."""
-    special = USUAL_SPECIAL if model is None else _special_of(model)
-    hint = "" if model else ", special in many models; --model DIR asks yours"
+def _missing_pictures(entries: Sequence[Entry]) -> Iterator[Finding]:
     for entry in entries:
         if picture := _PICTURE.search(entry.problem.problem):
             yield Finding(FindingKind.MISSING_PICTURE, (entry.place,), picture[0])
-        if tokens := dict.fromkeys(special.findall(entry.problem.problem)):
-            yield Finding(FindingKind.SPECIAL_TOKEN, (entry.place,), f"{', '.join(tokens)}{hint}")
-
-
-def _special_of(model: Path) -> re.Pattern[str]:
-    """Longer ones first."""
-    try:
-        tokens = {*StoredTokens.read(model / "tokenizer.json").special.values(), *TAGS}
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"the special tokens of the model cannot be read: {error}",
-            value=str(model),
-            where="--model",
-            expected="a model directory with tokenizer.json",
-            advice="fetch the model again, or check without --model",
-        ) from error
-    return re.compile("|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True) if token))
 
 
 def _opened_pool(verifier: Verifier) -> "GraderPool":

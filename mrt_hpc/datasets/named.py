@@ -7,7 +7,6 @@ from pathlib import Path
 
 from mrt_hpc.datasets.columns import Columns
 from mrt_hpc.datasets.conversion import AtMost, Order, Prepared, Sample, SourceRecord, prepare, record_file
-from mrt_hpc.datasets.sources import Selection, hub_name
 from mrt_hpc.errors import Advice, UserError, nearest
 from mrt_hpc.recipe.find import data_folder
 from mrt_hpc.recipe.hub_models import PREFIX
@@ -23,42 +22,24 @@ _NUMINA = Order(
     problems=4_000,
     about="training problems of the paper: 4,000 of 859,494 of NuminaMath-CoT, seed 0",
 )
+
+
+def _benchmark(title: str, name: str, problems: int, source: str, columns: Columns) -> Order:
+    output, about = Path(f"{name}.jsonl"), f"benchmark {title}"
+    return Order(f"hub:{source}", output, columns=columns, problems=problems, about=about)
+
+
+_AIME24 = "HuggingFaceH4/aime_2024@2fe88a2f1091d5048c0f36abc874fb997b3dd99a/train"
+_AIME25 = "math-ai/aime25@563bb8404243c5f09de6ec262f2db674fe5bce9b/test"
+_AMC23 = "math-ai/amc23@80815d37005feb82cd7f8fbc6901d5d3eff43057/test"
+_MINERVA = "math-ai/minervamath@ee46ddc498933b1977577953250ca5c66be64f96/test"
+_MATH500 = "HuggingFaceH4/MATH-500@6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be/test"
 ORDERS = (
-    Order(
-        "hub:HuggingFaceH4/aime_2024@2fe88a2f1091d5048c0f36abc874fb997b3dd99a/train",
-        Path("aime24.jsonl"),
-        columns=Columns("problem", "answer"),
-        problems=30,
-        about="benchmark AIME 2024",
-    ),
-    Order(
-        "hub:math-ai/aime25@563bb8404243c5f09de6ec262f2db674fe5bce9b/test",
-        Path("aime25.jsonl"),
-        columns=Columns("problem", "answer"),
-        problems=30,
-        about="benchmark AIME 2025",
-    ),
-    Order(
-        "hub:math-ai/amc23@80815d37005feb82cd7f8fbc6901d5d3eff43057/test",
-        Path("amc23.jsonl"),
-        columns=Columns("question", "answer"),
-        problems=40,
-        about="benchmark AMC 2023",
-    ),
-    Order(
-        "hub:math-ai/minervamath@ee46ddc498933b1977577953250ca5c66be64f96/test",
-        Path("minerva_math.jsonl"),
-        columns=Columns("question", "answer"),
-        problems=272,
-        about="benchmark MinervaMATH",
-    ),
-    Order(
-        "hub:HuggingFaceH4/MATH-500@6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be/test",
-        Path("math500.jsonl"),
-        columns=Columns("problem", "answer", "unique_id"),
-        problems=500,
-        about="benchmark MATH500",
-    ),
+    _benchmark("AIME 2024", "aime24", 30, _AIME24, Columns("problem", "answer")),
+    _benchmark("AIME 2025", "aime25", 30, _AIME25, Columns("problem", "answer")),
+    _benchmark("AMC 2023", "amc23", 40, _AMC23, Columns("question", "answer")),
+    _benchmark("MinervaMATH", "minerva_math", 272, _MINERVA, Columns("question", "answer")),
+    _benchmark("MATH500", "math500", 500, _MATH500, Columns("problem", "answer", "unique_id")),
     _NUMINA,
     replace(
         _NUMINA,
@@ -88,20 +69,14 @@ def fetch_command(path: Path) -> str | None:
     )
 
 
-def fetch_data(name: str, output: Path | None, *, drop_bad: bool = False, force: bool = False) -> Prepared:
-    """Fetch a data set and write its data file; does nothing where the same file is there.
+def fetch_data(name: str, output: Path | None, *, force: bool = False) -> Prepared:
+    """Fetch a data set of the paper and write its data file; does nothing where the same file is there.
 
     Args:
-        name: of a known data set, or ``hub:OWNER/NAME[@REVISION][/SPLIT]``.
         output: None takes ``NAME.jsonl`` in the user's data folder.
-        drop_bad: leave out rows of the hub's data set that make no problem.
         force: make an existing output again.
     """
-    if name.startswith(PREFIX):
-        repository, _ = hub_name(name, Selection())
-        order = Order(name, Path(f"{repository.partition('/')[2].lower()}.jsonl"), drop_bad=drop_bad)
-    else:
-        order = _known_order(name)
+    order = _known_order(name)
     order = replace(order, output=output or data_folder() / order.output, force=force)
     if not force and (there := _already_there(order)) is not None:
         return Prepared(order.output, there, new=False)
@@ -115,8 +90,12 @@ def _known_order(name: str) -> Order:
     raise UserError(
         "there is no data set of this name",
         value=name,
-        expected=f"{', '.join(BY_NAME)}; or hub:OWNER/NAME[@REVISION][/SPLIT]",
-        advice=Advice("mrt-hpc data fetch {guess}", guess=guess) if guess else "mrt-hpc data fetch --list",
+        expected=", ".join(BY_NAME),
+        advice=Advice("mrt-hpc data prepare {name} OUT", name=name)
+        if name.startswith(PREFIX)
+        else Advice("mrt-hpc data fetch {guess}", guess=guess)
+        if guess
+        else "mrt-hpc data fetch --list",
     )
 
 

@@ -8,8 +8,10 @@ or name a class of any module in the recipe as ``verifier: {type: my_module:MyVe
 import ast
 import hashlib
 import json
+import sys
 from abc import abstractmethod
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -29,12 +31,42 @@ class NoVerdictError(TypeError):
     """A verifier returned something that is no verdict, which it does on every machine."""
 
 
+VERDICTS = "true, false, a number from 0 to 1, or None for what cannot be judged"
+
+
 @dataclass(frozen=True)
 class Judgement:
-    correct: bool
+    correct: bool | float | None
+    """Or a reward in [0, 1]; None where the answer cannot be judged."""
     readable: bool
     error: str | None = None
     """The verifier's exception, in a line."""
+    parts: tuple[float, ...] = ()
+    """The rewards that ``correct`` is the weighted sum of, if it is one."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Everything that a verdict may depend on."""
+
+    answer: str | None
+    """None where a trace has none."""
+    gold: str
+    problem: str
+    trace: str
+    """All text after the problem; of a branch also the prefix and the prover's text."""
+
+
+def reward_of(said: object, name: str) -> float | None:
+    """Raises NoVerdictError where ``said`` is no verdict."""
+    numpy = sys.modules.get("numpy")  # its truth values come from a verifier that has loaded it
+    if numpy is not None and isinstance(said, numpy.bool_):
+        said = bool(said)
+    if said is None:
+        return None
+    if isinstance(said, Real) and 0.0 <= float(said) <= 1.0:
+        return float(said)
+    raise NoVerdictError(f"{name} returned {said!r:.80}, which is none of {VERDICTS}")
 
 
 class Verifier(VerifierSettings):
@@ -65,6 +97,15 @@ class Verifier(VerifierSettings):
         """A verifier with an ``extract`` of its own ignores it."""
         return self._extraction
 
+    @property
+    def sees_trace(self) -> bool:
+        return type(self).judge_trace is not Verifier.judge_trace
+
+    @property
+    def members(self) -> "tuple[Verifier, ...]":
+        """Itself and its parts."""
+        return (self,)
+
     def certain(self, answer: str, gold: str) -> bool | None:  # noqa: ARG002 - some know more
         """The verdict where it is known at once; None leaves it to ``judge``. Runs in the task, so it must be quick."""
         return None
@@ -84,6 +125,10 @@ class Verifier(VerifierSettings):
         """Whether an answer is right. Runs in its own process, which is killed at the time or memory limit: it may
         hang, raise anything or exhaust the memory, and the answer then scores 0.
         """
+
+    def judge_trace(self, solution: Solution) -> Judgement:
+        """In the place of ``judge`` and ``certain`` where problem or trace matter; asked without an answer too."""
+        return self.judge(solution.answer or "", solution.gold)
 
     @property
     def longest_wall_s(self) -> float:
@@ -140,7 +185,7 @@ def _code(verifier: Verifier) -> list[Path]:
     """Of the package, and of the user's own class or function."""
     folder = Path(mrt_hpc.domains.__file__).parent
     modules = [path for path in sorted(folder.rglob("*.py")) if "small_world" not in path.parts]
-    return [*modules, *(code_files(verifier.type) if ":" in verifier.type else [])]
+    return [*modules, *(path for one in verifier.members if ":" in one.type for path in code_files(one.type))]
 
 
 def _syntax(path: Path) -> str:

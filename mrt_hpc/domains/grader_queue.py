@@ -16,12 +16,13 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
-from mrt_hpc.domains.base import Judgement, NoVerdictError, Verifier
+from mrt_hpc.domains.base import VERDICTS, Judgement, NoVerdictError, Solution, Verifier, reward_of
 from mrt_hpc.errors import ExitCode, UserError, error_line
+from mrt_hpc.mrt.rewards import is_right
 from mrt_hpc.run.process import die_with_pool_owner
 from mrt_hpc.run.records import Gold, golds_of
 
@@ -49,7 +50,7 @@ def limit_memory(limit_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def judge_timed(verifier: Verifier, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
+def judge_timed(verifier: Verifier, solution: Solution, limit_s: float) -> tuple[Judgement, float]:
     """The judgement of one pair and its processor seconds; an error of the verifier makes the answer unreadable.
 
     Processor time, so that a busy machine makes no right answer wrong. Past ``limit_s`` the kernel ends the process by
@@ -58,9 +59,10 @@ def judge_timed(verifier: Verifier, answer: str, gold: str, limit_s: float) -> t
     started = time.process_time()
     signal.setitimer(signal.ITIMER_PROF, limit_s)
     try:
-        judgement = verifier.judge(answer, gold)
-        if not isinstance(judgement, Judgement) or judgement.correct not in (True, False):
-            raise NoVerdictError(f"{verifier.type} returned {judgement!r:.80}, which is no Judgement of true or false")
+        judgement = verifier.judge_trace(solution)
+        if not isinstance(judgement, Judgement):
+            raise NoVerdictError(f"{verifier.type} returned {judgement!r:.80}, which is no Judgement of {VERDICTS}")
+        judgement = replace(judgement, correct=reward_of(judgement.correct, verifier.type))
     except UserError:
         raise
     except BaseException as error:  # whatever a hostile answer causes, MemoryError and SystemExit too, scores 0
@@ -90,6 +92,7 @@ class VerdictStatus(StrEnum):
     TIMED_OUT = "timed_out"
     MALFORMED = "malformed"
     """No expression could be read, or reading it raised an error, exhausted the memory or crashed the process."""
+    UNJUDGED = "unjudged"
 
 
 @dataclass
@@ -105,7 +108,7 @@ class Lane:
     pool: ProcessPool | None = field(default=None, init=False)
     unfinished: set[ProcessFuture[tuple[Judgement, float]]] = field(default_factory=set, init=False)
 
-    async def judge(self, answer: str, gold: str, limit_s: float) -> tuple[Judgement, float] | VerdictStatus:
+    async def judge(self, solution: Solution, limit_s: float) -> tuple[Judgement, float] | VerdictStatus:
         """The judgement of one pair and its processor seconds, or why there is none.
 
         A pool breaks when its fork server is killed, or a process without a task; it is then replaced.
@@ -117,7 +120,7 @@ class Lane:
             pool = self.start()
             judged: asyncio.Future[tuple[Judgement, float]] | None = None
             try:
-                return await (judged := asyncio.wrap_future(self._schedule(pool, answer, gold, limit_s)))
+                return await (judged := asyncio.wrap_future(self._schedule(pool, solution, limit_s)))
             except TimeoutError:
                 return VerdictStatus.TIMED_OUT
             except ProcessExpired as end:
@@ -162,11 +165,11 @@ class Lane:
             _end(pool)
 
     def _schedule(
-        self, pool: ProcessPool, answer: str, gold: str, limit_s: float
+        self, pool: ProcessPool, solution: Solution, limit_s: float
     ) -> ProcessFuture[tuple[Judgement, float]]:
         try:
             wall_s = max(WALL_FACTOR * limit_s, LEAST_WALL_S, self.verifier.longest_wall_s)
-            future = pool.schedule(judge_timed, args=(self.verifier, answer, gold, limit_s), timeout=wall_s)
+            future = pool.schedule(judge_timed, args=(self.verifier, solution, limit_s), timeout=wall_s)
         except RuntimeError as error:  # how pebble refuses tasks for a pool that has broken
             raise BrokenProcessPool(str(error)) from error
         self.unfinished.add(future)
@@ -214,6 +217,8 @@ def _end(pool: ProcessPool) -> None:
 
 Pair = tuple[str | None, Gold]
 """An answer (None when the text had none) and the gold answer, or several, any of which is right."""
+Seen = tuple[str, str]
+"""The problem, and the whole trace of an answer."""
 
 FIRST_LIMIT_S = 0.5
 """A slower answer (processor seconds) is tried again among the slow ones for its full limit. math-verify takes 0.4 to
@@ -229,14 +234,27 @@ LOGGED_CHARS = 80
 @dataclass(frozen=True)
 class Verdict:
     reward: float
-    """1.0 or 0.0."""
+    """In [0, 1]; 0 for what cannot be judged."""
     status: VerdictStatus
     seconds: float
     """Processor time of a grader process."""
     error: str | None = None
+    parts: tuple[float, ...] = ()
+    """See :class:`Judgement`."""
+
+    @property
+    def judged(self) -> bool:
+        return self.status is not VerdictStatus.UNJUDGED
 
 
 NO_ANSWER = Verdict(0.0, VerdictStatus.NO_ANSWER, 0.0)
+
+
+class _Asked(NamedTuple):
+    answer: str | None
+    gold: Gold
+    problem: str
+    trace: str
 
 
 class GraderPool:
@@ -263,7 +281,7 @@ class GraderPool:
         memory_limit_bytes = int(memory_limit_gib * 2**30)
         self.fast = Lane(verifier, processes, memory_limit_bytes)
         self.slow = Lane(verifier, SLOW_PROCESSES, memory_limit_bytes, niceness=SLOW_NICENESS)
-        self._cache: OrderedDict[tuple[str, Gold], Verdict] = OrderedDict()
+        self._cache: OrderedDict[_Asked, Verdict] = OrderedDict()
         self._cache_size = cache_size
 
     def __enter__(self) -> Self:
@@ -274,21 +292,26 @@ class GraderPool:
         self.fast.stop()
         self.slow.stop()
 
-    async def grade(self, pairs: Sequence[Pair], *, log_failures: bool = True) -> list[Verdict]:
+    async def grade(
+        self, pairs: Sequence[Pair], seen: Sequence[Seen] = (), *, log_failures: bool = True
+    ) -> list[Verdict]:
         """In order; equal pairs are graded once, and each gold answer is tried until one takes the answer. Never raises
         for what an answer contains.
 
         Args:
+            seen: of each pair.
             log_failures: not needed for candidates of no trace.
 
         Raises:
             UserError: the grader processes cannot be started (again).
         """
-        unique = list(dict.fromkeys(pairs))
+        texts = seen if self.verifier.sees_trace and seen else [("", answer or "") for answer, _ in pairs]
+        asked = [_Asked(*pair, *text) for pair, text in zip(pairs, texts, strict=True)]
+        unique = list(dict.fromkeys(asked))
         verdicts = dict(
-            zip(unique, await asyncio.gather(*(self._verdict(*pair, log_failures) for pair in unique)), strict=True)
+            zip(unique, await asyncio.gather(*(self._verdict(one, log_failures) for one in unique)), strict=True)
         )
-        return [verdicts[pair] for pair in pairs]
+        return [verdicts[one] for one in asked]
 
     def readable_all(self, golds: Sequence[str]) -> list[bool]:
         """Within the limits on an answer.
@@ -302,61 +325,79 @@ class GraderPool:
         return await asyncio.gather(*map(self._readable, golds))
 
     async def _readable(self, gold: str) -> bool:
-        judged = await self._judgement(gold, gold)
+        return await self._is_readable(
+            Solution(gold, gold, "", gold), "raised an error when it compared a gold answer with itself"
+        )
+
+    def try_on(self, solutions: Sequence[Solution]) -> None:
+        """Raises UserError as :meth:`readable_all` does."""
+        asyncio.run(self._try_on(solutions))
+
+    async def _try_on(self, solutions: Sequence[Solution]) -> None:
+        await asyncio.gather(*(self._is_readable(one, "raised an error when it judged a sample") for one in solutions))
+
+    async def _is_readable(self, solution: Solution, what: str) -> bool:
+        judged = await self._judgement(solution)
         if isinstance(judged, VerdictStatus):
             return False
-        if judged[0].error is not None and ":" in self.verifier.type:
+        if judged[0].error is not None and any(":" in one.type for one in self.verifier.members):
             raise UserError(
-                f"verifier {self.verifier.type} raised an error when it compared a gold answer with itself",
-                value=gold[:LOGGED_CHARS],
+                f"verifier {self.verifier.type} {what}",
+                value=f"{solution.answer!r:.{LOGGED_CHARS}}, gold answer {solution.gold!r:.{LOGGED_CHARS}}",
                 where=judged[0].error,
-                expected="true or false, or a Judgement, for every answer",
+                expected=f"{VERDICTS}; or a Judgement of it, for every answer",
                 advice="correct the verifier, and type the same command again",
             )
         return judged[0].readable
 
-    async def _verdict(self, answer: str | None, gold: Gold, log_failures: bool) -> Verdict:
-        if answer is None or not answer.strip():
-            return NO_ANSWER
-        certain = {text: self.verifier.certain(answer, text) for text in golds_of(gold)}
-        unknown = [text for text, verdict in certain.items() if verdict is None]
-        if any(certain.values()) or not unknown:
-            return Verdict(float(any(certain.values())), VerdictStatus.GRADED, 0.0)
-        if (cached := self._cache.get((answer, gold))) is not None:
+    async def _verdict(self, asked: "_Asked", log_failures: bool) -> Verdict:
+        if not self.verifier.sees_trace:
+            if asked.answer is None or not asked.answer.strip():
+                return NO_ANSWER
+            certain = {text: self.verifier.certain(asked.answer, text) for text in golds_of(asked.gold)}
+            unknown = [text for text, verdict in certain.items() if verdict is None]
+            if any(certain.values()) or not unknown:
+                return Verdict(float(any(certain.values())), VerdictStatus.GRADED, 0.0)
+        else:
+            unknown = [*golds_of(asked.gold)]
+        if (cached := self._cache.get(asked)) is not None:
             return cached
-        verdict = await self._verdict_of_any(answer, unknown)
+        verdict = await self._verdict_of_any(asked, unknown)
         if log_failures and verdict.status in (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED):
             why = verdict.status if verdict.error is None else f"{verdict.status}, {verdict.error},"
-            logger.warning("answer scores 0, %s after %.2f s: %r", why, verdict.seconds, answer[:LOGGED_CHARS])
-        self._remember(answer, gold, verdict)
+            shown = asked.answer and asked.answer[:LOGGED_CHARS]
+            logger.warning("answer scores 0, %s after %.2f s: %r", why, verdict.seconds, shown)
+        self._remember(asked, verdict)
         return verdict
 
-    async def _verdict_of_any(self, answer: str, golds: Sequence[str]) -> Verdict:
-        """Of the first gold answer that takes the answer; else of the first comparison that hung or could not be made,
-        as it may have hidden a right answer.
+    async def _verdict_of_any(self, asked: "_Asked", golds: Sequence[str]) -> Verdict:
+        """Of the gold answer with the highest reward; of equal ones a comparison that failed, as it may have hidden a
+        right answer.
         """
         verdicts: list[Verdict] = []
         for gold in golds:
-            verdicts.append(await self._grade_in_process(answer, gold))
-            if verdicts[-1].reward == 1.0:
+            verdicts.append(await self._grade_in_process(Solution(asked.answer, gold, asked.problem, asked.trace)))
+            if is_right(verdicts[-1].reward):
                 break
         chosen = max(verdicts, key=lambda v: (v.reward, v.status is not VerdictStatus.GRADED))
         return replace(chosen, seconds=sum(v.seconds for v in verdicts))
 
-    async def _grade_in_process(self, answer: str, gold: str) -> Verdict:
-        judged = await self._judgement(answer, gold)
+    async def _grade_in_process(self, solution: Solution) -> Verdict:
+        judged = await self._judgement(solution)
         if isinstance(judged, VerdictStatus):
             return Verdict(0.0, judged, self.time_limit_s)
         judgement, seconds = judged
+        if judgement.correct is None:
+            return Verdict(0.0, VerdictStatus.UNJUDGED, seconds)
         readable = judgement.correct or judgement.readable
         status = VerdictStatus.GRADED if readable else VerdictStatus.MALFORMED
-        return Verdict(float(judgement.correct), status, seconds, judgement.error)
+        return Verdict(float(judgement.correct), status, seconds, judgement.error, judgement.parts)
 
-    async def _judgement(self, answer: str, gold: str) -> tuple[Judgement, float] | VerdictStatus:
+    async def _judgement(self, solution: Solution) -> tuple[Judgement, float] | VerdictStatus:
         """A second attempt follows a short first one, and one whose process was lost."""
         judged: tuple[Judgement, float] | VerdictStatus = VerdictStatus.TIMED_OUT
-        for lane, limit_s in self._attempts(answer):
-            judged = await lane.judge(answer, gold, limit_s)
+        for lane, limit_s in self._attempts(solution.answer or ""):
+            judged = await lane.judge(solution, limit_s)
             hung = judged is VerdictStatus.TIMED_OUT
             if not isinstance(judged, VerdictStatus) or (hung and limit_s == self.time_limit_s):
                 break
@@ -367,7 +408,9 @@ class GraderPool:
         first_limit_s = min(FIRST_LIMIT_S, self.time_limit_s)
         return (second if self.verifier.may_take_long(answer) else (self.fast, first_limit_s)), second
 
-    def _remember(self, answer: str, gold: Gold, verdict: Verdict) -> None:
-        self._cache[answer, gold] = verdict
+    def _remember(self, asked: "_Asked", verdict: Verdict) -> None:
+        if not verdict.judged or self.verifier.sees_trace:  # it may be judged later; traces hardly repeat
+            return
+        self._cache[asked] = verdict
         if len(self._cache) > self._cache_size:
             self._cache.popitem(last=False)

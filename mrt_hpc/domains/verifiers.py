@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from mrt_hpc.domains.base import Judgement, NoVerdictError, Verifier
+from mrt_hpc.domains.base import Judgement, Solution, Verifier, reward_of
 from mrt_hpc.errors import UserError
+from mrt_hpc.mrt.rewards import is_right
 from mrt_hpc.recipe.base import require_kind
 from mrt_hpc.recipe.choices import DEFAULT_EXTRACTION
 from mrt_hpc.recipe.registry import import_name
@@ -170,12 +170,12 @@ class ExactVerifier(Verifier):
 
 
 # -- function ----------------------------------------------------------------------------------------------------------
-# A function of the user's own as a verifier: it compares an answer with the gold answer.
+# A function of the user's own as a verifier.
 
 
 class FunctionVerifier(Verifier):
-    """A final answer in a box that a function of the user's own takes for right. The function gets the answer and the
-    gold answer, and returns true or false. It runs in the grader processes: where it hangs or crashes, the answer
+    """A final answer in a box that a function of the user's own judges, of answer and gold answer, and of ``problem``
+    and ``trace`` where it has such parameters. It runs in the grader processes: where it hangs or crashes, the answer
     scores 0.
     """
 
@@ -184,31 +184,41 @@ class FunctionVerifier(Verifier):
 
     @field_validator("type")
     @classmethod
-    def _takes_two_texts(cls, name: str) -> str:
+    def _takes_texts(cls, name: str) -> str:
         try:
-            inspect.signature(import_name(name)).bind("answer", "gold")
+            function = import_name(name)
+            inspect.signature(function).bind("answer", "gold", **dict.fromkeys(_texts_wanted(function)))
         except TypeError as error:
             raise PydanticCustomError(
                 "wrong_arguments",
-                "a function of two texts, the answer and the gold answer; of {name} Python says: {reason}",
+                "a function of two texts, the answer and the gold answer, and of problem and trace where it has such "
+                "parameters; of {name} Python says: {reason}",
                 {"name": name, "reason": str(error)},
             ) from error
         return name
 
     @property
-    def function(self) -> Callable[[str, str], object]:
-        function: Callable[[str, str], object] = import_name(self.type)
+    def function(self) -> Callable[..., object]:
+        function: Callable[..., object] = import_name(self.type)
         return function
 
+    @property
+    def sees_trace(self) -> bool:
+        return bool(_texts_wanted(self.function))
+
     def judge(self, answer: str, gold: str) -> Judgement:
-        """Raises NoVerdictError for other results than true or false, of Python or numpy."""
-        correct = self.function(answer, gold)
-        numpy = sys.modules.get("numpy")  # its truth values come from a function that has loaded it
-        if numpy is not None and isinstance(correct, numpy.bool_):
-            correct = bool(correct)
-        if not isinstance(correct, bool):
-            raise NoVerdictError(f"{self.type} returned {correct!r}, which is neither true nor false")
-        return Judgement(correct=correct, readable=True)
+        return self.judge_trace(Solution(answer, gold, "", ""))
+
+    def judge_trace(self, solution: Solution) -> Judgement:
+        """Raises NoVerdictError for results that are no verdict."""
+        texts = {name: getattr(solution, name) for name in _texts_wanted(self.function)}
+        said = self.function(solution.answer, solution.gold, **texts)
+        return Judgement(correct=reward_of(said, self.type), readable=True)
+
+
+def _texts_wanted(function: Callable[..., object]) -> list[str]:
+    """Texts that a function gets by name beside answer and gold answer."""
+    return [name for name in ("problem", "trace") if name in inspect.signature(function).parameters]
 
 
 # -- of a recipe -------------------------------------------------------------------------------------------------------
@@ -268,6 +278,6 @@ def _probe_faults(golds: Sequence[str], verifier: Verifier, pool: "GraderPool") 
     missed, taken = Counter[str](), Counter[str]()
     for (_, gold, right), verdict in zip(probes, verdicts, strict=True):
         missed[gold] += right and verdict.reward == 0.0
-        taken[gold] += right or verdict.reward == 1.0
+        taken[gold] += right or is_right(verdict.reward)
     loose = {gold: GoldFault.LOOSE for gold in golds if taken[gold] == len(verifier.probes(gold)) > 0}
     return loose | {gold: GoldFault.UNREACHABLE for gold in golds if missed[gold]}

@@ -82,7 +82,8 @@ def _regrade(
     new.write(layout.evaluation_summary(version, benchmark.name))
     retry_action(lambda: shutil.rmtree(waiting), f"removing {waiting}")
     samples, changed = sum(len(part.rollouts) for part in now), tuple(changed_verdicts(before, now))
-    return Regraded(version, benchmark.name, samples, changed, regrader.golds, (old.accuracy, new.accuracy))
+    golds = {name: problem.answer for name, problem in regrader.problems.items()}
+    return Regraded(version, benchmark.name, samples, changed, golds, (old.accuracy, new.accuracy))
 
 
 def tokenizer_of(layout: RunLayout, experiment: Experiment, version: int) -> Path:

@@ -1,7 +1,9 @@
 """Keeps the code that a vLLM server compiles for its model for the servers that start after it.
 
-Most clusters empty the node's folder of it after each job. The first server writes an archive for each kind of GPU,
-software, model shape and settings. The archive is executed, so only this user may enter its folder.
+vLLM, Inductor and Triton compile for a minute or more, into a folder of the node that most clusters empty after each
+job. The first server writes an archive for each kind of GPU, software, model shape and settings. The archive is
+executed, so only this user may enter its folder. Servers share no folder of caches: Inductor locks files there, and
+not every shared filesystem has locks.
 """
 
 import fcntl

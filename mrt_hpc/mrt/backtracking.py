@@ -1,16 +1,5 @@
 """Data for backtracking: a first attempt, back to its most promising step, and a right continuation from there (the
-paper's open-ended parametrisation, without thinking tags).
-
-The value of each prefix of the attempt is the share of right ones among some 20 rollouts from it. The four variants
-differ in the parts that the model is shown:
-
-    resample            the attempt, then a right solution from the beginning
-    shared_prefix       the attempt, then the steps up to the best one once more, and the right continuation
-    no_shared_prefix    the attempt, then the right continuation alone
-    no_full_rollout     the attempt only until the first step that clearly lost value, then the right continuation
-
-Each becomes a conversation (attempt, a sentence that names the step to go back to, revision) or a suffix (the revision,
-given the text before it).
+paper's open-ended parametrisation, without thinking tags). The page of the method has the four variants.
 """
 
 from collections.abc import Sequence
@@ -20,6 +9,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from mrt_hpc.mrt.rewards import is_right
 from mrt_hpc.mrt.sft import ASSISTANT, USER, Conversation, Message, Suffix
 
 
@@ -72,7 +62,7 @@ class Attempt:
 
     def right_continuation(self, boundary: int) -> str | None:
         """The first right rollout from a prefix that came to its end."""
-        return next((c.text for c in self.continuations[boundary] if c.reward == 1.0 and c.whole), None)
+        return next((c.text for c in self.continuations[boundary] if is_right(c.reward) and c.whole), None)
 
 
 @dataclass(frozen=True)
@@ -122,7 +112,7 @@ def revise(attempt: Attempt, variant: Variant, *, min_loss_sigmas: float) -> Rev
 
     Source: paper, experiments with backtracking.
     """
-    if attempt.reward == 1.0:
+    if is_right(attempt.reward):
         return None
     values = attempt.values()
     rollouts = [len(these) for these in attempt.continuations]

@@ -71,7 +71,9 @@ def group_advantages(rewards: NDArray[np.float64], baseline: Baseline) -> NDArra
     """
     if baseline is Baseline.PREFIX:
         return rewards
-    return leave_one_out(rewards) if baseline is Baseline.LEAVE_ONE_OUT else rewards - rewards.mean()
+    if baseline is Baseline.LEAVE_ONE_OUT:
+        return leave_one_out(rewards)
+    return rewards - rewards.mean() if np.ptp(rewards) else np.zeros(len(rewards))
 
 
 def outcome_token_advantages(
@@ -132,12 +134,13 @@ def failed_groups(right: NDArray[np.bool_], groups: Sequence[Hashable]) -> NDArr
 
 
 def leave_one_out(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[n] A_i = r_i - mean of the others in one group, which does not depend on what i did; a group of one gives 0.
+    """[n] A_i = r_i - mean of the others in one group, which does not depend on what i did; a group of one, or of equal
+    rewards, gives exactly 0.
 
     Source: Kool et al. (2019); Ahmadian et al. (2024), who call it RLOO.
     """
     n = len(rewards)
-    if n < 2:
+    if n < 2 or not np.ptp(rewards):
         return np.zeros(n)
     return rewards - (rewards.sum() - rewards) / (n - 1)
 

@@ -1,9 +1,5 @@
-"""A length penalty on the outcome reward: a baseline of the paper that rewards short traces, not steady progress.
-
-In the form of Arora and Zanette ("Training Language Models to Reason Efficiently"): only right answers are penalised,
-and compared in length with the problem's other right answers, so that hard problems may take longer:
-
-    r'(x, z) = r(x, z) (1 - coefficient * sigmoid((|z| - mean) / std))
+"""A length penalty on the outcome reward, in the form of Arora and Zanette ("Training Language Models to Reason
+Efficiently"): right answers alone are penalised, and compared in length with the problem's other right answers.
 """
 
 from collections.abc import Hashable, Sequence
@@ -12,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mrt_hpc.mrt.grpo import group_members
+from mrt_hpc.mrt.rewards import is_right
 
 
 def penalised_rewards(
@@ -31,7 +28,7 @@ def penalised_rewards(
     """
     penalised = rewards.astype(np.float64)
     for members in group_members(groups):
-        correct = [i for i in members if rewards[i] > 0]
+        correct = [i for i in members if is_right(rewards[i])]
         if correct:
             penalised[correct] *= 1.0 - coefficient * _sigmoid(_standardise(lengths[correct]))
     return penalised
@@ -44,6 +41,16 @@ def overlong_penalties(lengths: NDArray[np.float64], limit: int, buffer: int) ->
     Source: Yu et al. (2025), DAPO, soft overlong punishment.
     """
     return np.asarray(0.5 * np.clip((lengths - (limit - buffer)) / buffer, 0.0, 1.0))
+
+
+def budgeted_rewards(
+    rewards: NDArray[np.float64], lengths: NDArray[np.float64], *, budget: int, coefficient: float
+) -> NDArray[np.float64]:
+    """[B] the outcome rewards times clip(coefficient (budget - |z|) + 1/2, 0, 1).
+
+    Source: Aggarwal and Welleck (2025), L1, its LCPO-Max with delta = 1/2.
+    """
+    return rewards * np.clip(coefficient * (budget - lengths) + 0.5, 0.0, 1.0)
 
 
 def _standardise(lengths: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,18 +1,7 @@
 """MRT from stale traces: rollouts from a prefix of a stale trace, rewarded for what they add to it (paper, Section 6).
 
-For each problem one boundary j of a trace of the starting policy is drawn. From c_j the current policy samples: half of
-the rollouts continue to think, the others are forced to stop and answer, which gives V(c_j). Every token that a
-continued rollout sampled after c_j gets one number:
-
-    end of trace:  A_i = (r_i - baseline) + alpha (r_i - V(c_j))               the authors' code
-    next episode:  A_i = (r_i - baseline) + alpha (V_i(c_{j+1}) - V(c_j))      the paper's equation
-    prefix:        A_i = r_i - V(c_j)                                          the value of continuing
-
-The group is the half that continued, and the baseline its mean or the mean of the others. The bonus stands on all
-tokens after c_j: on those of the first new episode, whose end is a choice among them, it is the return of their
-choices; on later ones it is a constant given their prefix, which adds nothing to the expected gradient. Given c_j the
-value V(c_j) is a constant, so it is a baseline: it changes the variance, and which groups give a signal, but not the
-expected gradient. Prefix and forced tokens are context, never trained on.
+From a prefix c_j half of the rollouts continue, the others are forced to stop and answer, which gives V(c_j). The group
+is the half that continued. Prefix and forced tokens are never trained on. The page of the method has the formulas.
 """
 
 from dataclasses import dataclass

@@ -1,14 +1,5 @@
 """Progress: what each episode adds to the probability of success (paper, Definition 6.1), and the credits that an
-episode's tokens may get for it.
-
-A credit is the gradient of an objective where it is the return of the episode's choices, up to a baseline that depends
-on the prefix alone:
-
-    own progress    V_{j+1} - V_j       the progress of each episode, its prefix held fixed: the authors' update
-    to go           V_k - V_j           E[V_k - V_0]
-    area to go                          the expected area under V up to a budget, which normalised regret measures
-    constant        1                   nothing: its expected gradient is zero
-    permuted                            nothing: progress without its place
+episode's tokens may get for it. The page of the method says of what each is the gradient.
 
 Each stands on the tokens of :func:`mrt_hpc.mrt.episodes.credit_bounds`.
 """

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mrt_hpc.mrt.progress import progress
+from mrt_hpc.mrt.rewards import is_right
 
 
 def select_correct(rewards: Sequence[float], *, keep: int | None = None) -> list[int]:
@@ -19,7 +20,7 @@ def select_correct(rewards: Sequence[float], *, keep: int | None = None) -> list
 
     Source: Zelikman et al. (2022); paper, Section 6.
     """
-    return [index for index, reward in enumerate(rewards) if reward == 1.0][:keep]
+    return [index for index, reward in enumerate(rewards) if is_right(reward)][:keep]
 
 
 # MRT by filtered likelihood: of the right traces, learn those whose episodes make progress (paper, Section 6).

@@ -1,16 +1,8 @@
-"""The value of a prefix: the probability that the prover mu answers correctly from it (paper, Section 4).
+"""The value of a prefix: the mean reward of the prover mu from it, its probability of success where rewards are 0 or 1
+(paper, Section 4).
 
-V_j = J_r(mu(. | x, c_j)). The authors take the mean reward of G branches; its standard error is sqrt(V (1 - V) / G), up
-to 0.25 at G = 4, hence up to 0.35 for the difference of two values, where true progress is of the order of 0.1. The
-other estimators use the same tokens more efficiently:
-
-    monte_carlo     the mean reward of the branches                                   unbiased
-    likelihood      the probability of answers known beforehand, without any branch   exact for what it measures
-    rao_blackwell   exact for the answers known beforehand, branches for the rest     unbiased, small variance
-    look_ahead      branches, each corrected by the alternatives of its tokens        unbiased, small variance
-    majority        whether the vote of p branches is right                           estimates maj@p, not V
-
-Each works on one prefix, whatever its tokens; :mod:`mrt_hpc.inference` samples the branches.
+Each estimator works on one prefix, whatever its tokens; :mod:`mrt_hpc.inference` samples the branches. The authors'
+is ``monte_carlo``; ``majority`` estimates maj@p, not V. The page of the method has the formulas.
 """
 
 from collections.abc import Iterable, Sequence

@@ -17,12 +17,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from mrt_hpc.mrt.rewards import is_right
 from mrt_hpc.mrt.values import Vote, majority
 
 FloatArray = NDArray[np.float64]
 
-RIGHT = 1.0
-"""The reward of a right answer."""
 RULE = "votes: right answers are one class, wrong ones are classed by their text after a cleanup"
 """The classes of a vote in words."""
 
@@ -60,7 +59,7 @@ class AnswerCounts:
         """``answers`` to one problem, each with its reward."""
         right, none, wrong = 0, 0, Counter[str]()
         for answer, reward in answers:
-            if reward >= RIGHT:
+            if is_right(reward):
                 right += 1
             elif answer is None:
                 none += 1

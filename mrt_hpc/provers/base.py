@@ -101,7 +101,6 @@ class SamplingProver(Prover):
 class OpensBox(Prover):
     r"""A prover whose answers begin inside ``\boxed{``."""
 
-    opens_box: ClassVar[bool] = True
     former_fields: ClassVar[Mapping[str, Any]] = {"box": BOX}
 
     @property

@@ -19,6 +19,7 @@ class GoldLikelihood(OpensBox):
     Source: not in the paper.
     """
 
+    judges_answers_alone: ClassVar[bool] = True
     samples_answers: ClassVar[bool] = False
     type: Literal["gold_likelihood"] = "gold_likelihood"
     max_tokens: Tokens = 64

@@ -26,6 +26,7 @@ class LookAhead(BoxedProver):
     Source: not in the paper (a control variate along the branch).
     """
 
+    judges_answers_alone: ClassVar[bool] = True
     rewards_each_branch: ClassVar[bool] = True
     type: Literal["look_ahead"] = "look_ahead"
     former_fields: ClassVar[Mapping[str, Any]] = {

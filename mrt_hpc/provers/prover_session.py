@@ -54,6 +54,8 @@ class ProverSession:
     history: AnswerHistory
     branches_think: bool
     """Branches continue the thought, and answer only after its end."""
+    text_before_answer: Callable[[bytes, Sequence[int]], str]
+    """Of a stale prefix and the sampled tokens, with the prover's text up to the answer."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,13 @@ class ProverFactory:
     ) -> ProverSession:
         """The session asks about these boundaries of each trace."""
         tools = ProverTools(self._fork(generator, boundaries), self.closing, self.history, self.writings)
-        return ProverSession(self.prover.estimator(tools), self.history, self.prover.thinks_on)
+        before = self._text_before_answer
+        return ProverSession(self.prover.estimator(tools), self.history, self.prover.thinks_on, before)
+
+    def _text_before_answer(self, prefix: bytes, sampled: Sequence[int]) -> str:
+        question, written = self.prover.question, self.model.policy_tokens or self.model.tokens
+        forced = question.removesuffix(answer_start(question, self.model.prompter.prompt.thought_end))
+        return (prefix + b"".join(written.pieces([*sampled]))).decode(errors="replace") + forced
 
     def writings(self, trace: SampledTrace) -> list[Writing]:
         """Writings of a problem's known answers, gold first, that a branch is long enough for."""

@@ -22,6 +22,7 @@ class RaoBlackwell(BoxedProver):
     Source: not in the paper (Rao-Blackwell with a control variate).
     """
 
+    judges_answers_alone: ClassVar[bool] = True
     type: Literal["rao_blackwell"] = "rao_blackwell"
     former_fields: ClassVar[Mapping[str, Any]] = {**BoxedProver.former_fields, "known_answers": KNOWN_ANSWERS}
 

@@ -35,7 +35,8 @@ class MonteCarlo:
 
 
 class ForcedAnswer(SamplingProver):
-    """mu stops the thought with a short text and samples an answer; V is the mean reward of the branches.
+    """mu stops the thought with a short text and samples an answer; V is the mean reward of the branches. Where the
+    text opens a box, a branch ends when that closes.
 
     Source: paper, Section 5 and 6 (the prover mu).
     """
@@ -45,7 +46,7 @@ class ForcedAnswer(SamplingProver):
     type: Literal["forced_answer"] = "forced_answer"
 
     def estimator(self, tools: ProverTools) -> MonteCarlo:
-        return MonteCarlo(Branches(tools.fork), self.branches)
+        return MonteCarlo(Branches(tools.fork, tools.closing if self.opens_box else None), self.branches)
 
 
 class BoxedAnswer(BoxedProver):
@@ -83,6 +84,7 @@ class Majority(SamplingProver):
     Source: paper, Section 5 (maj@p at a prefix).
     """
 
+    judges_answers_alone: ClassVar[bool] = True
     values_stopping: ClassVar[bool] = False
     type: Literal["majority"] = "majority"
 

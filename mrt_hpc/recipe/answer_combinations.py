@@ -28,11 +28,24 @@ def verifiers_fit(recipe: "Experiment") -> None:
     sections = (("prover", recipe.prover, [recipe.data]), ("evaluation.prover", recipe.evaluation.prover, benchmarks))
     for field, prover, problems in sections:
         verifiers = [v for source in problems if (v := getattr(source, "verifier", None)) is not None]
-        unboxed = [v.type for v in verifiers if not v.reads_boxes]
+        unboxed = [v.type for v in verifiers if not v.finds_boxes]
         if prover is not None and prover.opens_box and unboxed:
             why = f"verifier {unboxed[0]} looks for no box"
             fits = "one that opens no box, such as forced_answer with a text of your own"
             raise misfit(f"{field}.type", f"{fits}: {why}")
+        seeing = [v.type for v in verifiers if v.sees_trace]
+        if prover is not None and prover.judges_answers_alone and seeing:
+            why = f"verifier {seeing[0]} looks at traces, and {prover.type} has answers without a trace judged"
+            raise misfit(f"{field}.type", f"forced_answer, boxed_answer or continuation: {why}")
+
+
+def rewards_fit(recipe: "Experiment") -> None:
+    """Refuse rewards that are normalised before they are summed where more than a comparison of rewards follows."""
+    algorithm, verifier = getattr(recipe, "algorithm", None), getattr(recipe.data, "verifier", None)
+    if verifier is not None and verifier.normalised_weights and not getattr(algorithm, "compares_rewards_alone", False):
+        name = getattr(algorithm, "type", "none")
+        why = f"algorithm {name} needs rewards in [0, 1], and not what is left of them after a division"
+        raise misfit("data.verifier.combine", f"sum_then_normalise: {why}", "sum_then_normalise")
 
 
 def extraction_fits(recipe: "Experiment") -> None:
@@ -40,7 +53,7 @@ def extraction_fits(recipe: "Experiment") -> None:
     benchmarks = {f"evaluation.benchmarks.{n}.problems": b.problems for n, b in enumerate(recipe.evaluation.benchmarks)}
     for field, source in {"data": recipe.data, **benchmarks}.items():
         rule, verifier = getattr(source, "extraction", None), getattr(source, "verifier", None)
-        if rule is not None and verifier is not None and not verifier.reads_boxes:
+        if rule is not None and verifier is not None and not verifier.finds_boxes:
             why = f"null: verifier {verifier.type} reads no boxes, and finds answers by its own rule"
             raise misfit(f"{field}.extraction", why)
 
@@ -66,4 +79,4 @@ def evaluation_fits(recipe: "Experiment") -> None:
         raise misfit("evaluation.regret_budgets", why)
 
 
-OF_ALL = (prompt_fits, verifiers_fit, extraction_fits, evaluation_fits)
+OF_ALL = (prompt_fits, verifiers_fit, rewards_fit, extraction_fits, evaluation_fits)

@@ -53,6 +53,8 @@ class AlgorithmSettings(Section):
     """What ``data`` holds: problems, conversations or suffixes."""
     needs_prover: ClassVar[bool] = False
     """Whether it asks for values of prefixes."""
+    compares_rewards_alone: ClassVar[bool] = False
+    """Whether rewards may be normalised before their sum: no value is compared with them."""
     usual_prover: ClassVar[str] = "forced_answer"
 
     if TYPE_CHECKING:
@@ -130,8 +132,8 @@ class ProverSettings(Section):
     """Whether each branch is an answer whose reward can be learnt."""
     values_stopping: ClassVar[bool] = True
     """Whether V is the probability that stopping at the boundary answers right, as regret needs."""
-
-    opens_box: ClassVar[bool] = False
+    judges_answers_alone: ClassVar[bool] = False
+    """Whether it has answers judged that stand in no trace."""
 
     if TYPE_CHECKING:
         type: str
@@ -157,6 +159,10 @@ class ProverSettings(Section):
     @property
     def question(self) -> str:
         return self.forced_text
+
+    @property
+    def opens_box(self) -> bool:
+        return self.question.endswith(BOX)
 
     @property
     def shares_seeds(self) -> bool:
@@ -273,14 +279,29 @@ class VerifierSettings(Section):
     if TYPE_CHECKING:
         type: str
 
+    @property
+    def finds_boxes(self) -> bool:
+        return self.reads_boxes
 
+    @property
+    def sees_trace(self) -> bool:
+        """Whether a verdict depends on more than answer and gold answer."""
+        return False
+
+    @property
+    def normalised_weights(self) -> tuple[float, ...]:
+        """Of rewards that are normalised before their sum; else empty."""
+        return ()
+
+
+_SINGLE = {
+    "math": "mrt_hpc.domains.verifiers:MathVerifier",
+    "exact": "mrt_hpc.domains.verifiers:ExactVerifier",
+    "choice": "mrt_hpc.domains.verifiers:ChoiceVerifier",
+}
+_VERIFIER, _FUNCTION = "mrt_hpc.domains.base:Verifier", "mrt_hpc.domains.verifiers:FunctionVerifier"
 VERIFIERS: Registry[VerifierSettings] = Registry(
-    "verifier",
-    "mrt_hpc.domains.base:Verifier",
-    {
-        "math": "mrt_hpc.domains.verifiers:MathVerifier",
-        "exact": "mrt_hpc.domains.verifiers:ExactVerifier",
-        "choice": "mrt_hpc.domains.verifiers:ChoiceVerifier",
-    },
-    of_functions="mrt_hpc.domains.verifiers:FunctionVerifier",
+    "verifier", _VERIFIER, {**_SINGLE, "weighted": "mrt_hpc.domains.weighted:WeightedVerifier"}, of_functions=_FUNCTION
 )
+SINGLE_VERIFIERS: Registry[VerifierSettings] = Registry("single verifier", _VERIFIER, _SINGLE, of_functions=_FUNCTION)
+"""Parts of a weighted sum."""

@@ -30,9 +30,9 @@ class ProblemSource(base.Section):
 
     form: ClassVar[str] = "problems"
     verifier: Annotated[VerifierSettings, VERIFIERS] | None = None
-    """The verifier decides whether an answer is right; null is ``{type: math}``. A name alone is a verifier without
-    further settings, as in ``verifier: choice``. ``module:function`` is a function of your own, of answer and gold
-    answer, that returns true or false.
+    """The verifier gives an answer its reward; null is ``{type: math}``. A name alone is a verifier without further
+    settings, as in ``verifier: choice``. ``module:function`` is a function of your own, of answer and gold answer, that
+    returns true, false or a number from 0 to 1.
     """
     extraction: Extraction | None = None
     """The rule that finds the answer in a completion. ``after_thought`` takes the last box after the thought.

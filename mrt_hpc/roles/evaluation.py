@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from mrt_hpc.algorithms.base import WholeTraces
-from mrt_hpc.analysis.measures import few_answers, several_graders
+from mrt_hpc.analysis.measures import few_answers, several_graders, several_unjudged
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.inference.client import SamplingSettings
 from mrt_hpc.inference.prompting import Prompter
@@ -256,7 +256,8 @@ class UnitEvaluation:
         shutil.rmtree(layout.evaluation_samples(unit.version, unit.benchmark), ignore_errors=True)
         log.info("version %d on %s: accuracy %.3f", unit.version, unit.benchmark, summary.accuracy)
         what = f"version {unit.version} on {unit.benchmark}"
-        for warning in filter(None, (several_graders(graders, what), few_answers(summary.answered_share, what))):
+        lost = several_unjudged(summary.unjudged, what, "that counts 0")
+        for warning in filter(None, (several_graders(graders, what), few_answers(summary.answered_share, what), lost)):
             log.warning("%s", warning)
 
     def _ask_for_again(self, shard: Path) -> None:

@@ -47,6 +47,7 @@ def summary_of(
         / len(rollouts),
         truncated_share=sum(r.finish_reason is FinishReason.LENGTH for r in rollouts) / len(rollouts),
         answered_share=sum(r.answer is not None for r in rollouts) / len(rollouts),
+        unjudged=sum(not r.judged for r in rollouts),
         quality=domain_of(benchmark.problems).quality(traces),
         regret=_regret(with_regret, experiment.evaluation, experiment.sampling_of(benchmark).max_tokens),
         regret_tokens=experiment.evaluation.regret_tokens,

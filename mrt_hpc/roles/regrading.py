@@ -15,7 +15,7 @@ from mrt_hpc.roles.sampling.grading import TraceGrader, grader_pool
 from mrt_hpc.run.groups import Sampled, merge_samples
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
-from mrt_hpc.run.records import Gold, Rollout
+from mrt_hpc.run.records import Problem, Rollout
 
 
 class NoServer:
@@ -37,8 +37,8 @@ class Regrader:
     """A model directory with the samples' tokenizer."""
 
     @cached_property
-    def golds(self) -> dict[str, Gold]:
-        return {p.id: p.answer for p in read_problems(self.layout.benchmark_data(self.benchmark.name))}
+    def problems(self) -> dict[str, Problem]:
+        return {p.id: p for p in read_problems(self.layout.benchmark_data(self.benchmark.name))}
 
     @cached_property
     def _prompt(self) -> Prompt:
@@ -58,7 +58,7 @@ class Regrader:
         return ProverFactory.of(prover, model, 0).session(NoServer())
 
     async def _part(self, grader: TraceGrader, part: Sampled) -> Sampled:
-        traces = [await grader.regrade(trace, self.golds[trace.rollouts[0].problem_id]) for trace in traces_of(part)]
+        traces = [await grader.regrade(trace, self.problems[trace.rollouts[0].problem_id]) for trace in traces_of(part)]
         return replace(merge_samples(traces), statistics=part.statistics)
 
 

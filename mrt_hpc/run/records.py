@@ -73,7 +73,7 @@ class Rollout:
     answer: str | None
     """The final answer, None when there is none."""
     reward: float
-    """r(x, z): 1 when the answer is right, else 0."""
+    """r(x, z), in [0, 1], 1 when the answer is right; 0 where the verifier could not judge it."""
     boundaries: list[int]
     """[k + 1] token offsets, from 0 to the end of the thought (of the trace, where the limit cut it)."""
     started: float
@@ -94,6 +94,10 @@ class Rollout:
     """[k + 1] token offsets: ``token_ids[credit_bounds[j]:credit_bounds[j + 1]]`` gets the credit of episode z_j. See
     :func:`mrt_hpc.mrt.episodes.credit_bounds`. Empty in groups of earlier versions, which credited ``boundaries``.
     """
+    judged: bool = True
+    """False where the verifier could not judge it, or any branch of a boundary: it is not learnt."""
+    reward_parts: list[float] = field(default_factory=list)
+    """The rewards that ``reward`` is the weighted sum of, if it is one."""
 
     @property
     def counts(self) -> bool:
@@ -150,6 +154,8 @@ class Branch:
     """Prompt tokens in the server's prefix cache; None if not reported."""
     later_weights: list[list[int]] = field(default_factory=list)
     """See :class:`Rollout`."""
+    judged: bool = True
+    """A value is made of those that could be judged."""
 
     @property
     def tokens(self) -> int:
@@ -168,6 +174,8 @@ class AnswerProbability:
     probability: float
     """Of the answer and the end of its box, over the counted tokenisations, mu's temperature applied."""
     reward: float
+    judged: bool = True
+    """See :class:`Branch`."""
 
 
 @dataclass(frozen=True)

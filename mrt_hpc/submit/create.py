@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mrt_hpc.algorithms.samples import read_conversations, read_suffixes, write_samples
-from mrt_hpc.domains.base import NoVerdictError
+from mrt_hpc.domains.base import NoVerdictError, Solution
 from mrt_hpc.domains.domain import domain_of
+from mrt_hpc.domains.extraction import THOUGHT_END
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.mrt.sft import Conversation, Suffix
@@ -166,8 +167,7 @@ def refuse_unfetched_data(path: Path) -> None:
 
 
 def try_own_verifiers(recipe: Experiment, *, here: bool, warn: Callable[[str], None]) -> None:
-    """Let a user's own verifiers judge some gold answers before anything is made; refuses errors and answers that are
-    no truth values.
+    """Let a user's own verifiers judge samples before anything is made; refuses errors, and what is no verdict.
 
     Args:
         recipe: of a new run.
@@ -175,7 +175,8 @@ def try_own_verifiers(recipe: Experiment, *, here: bool, warn: Callable[[str], N
         warn: receives a sentence on each doubt.
     """
     sources = problem_sources(IN_RUN, recipe).items()
-    own = {path: source for path, source in sources if source.verifier is not None and ":" in source.verifier.type}
+    verifiers = {path: verifier_of(source, recipe.grading) for path, source in sources}
+    own = {path: v for path, v in verifiers.items() if any(":" in member.type for member in v.members)}
     if not own:
         return
     try:
@@ -183,16 +184,27 @@ def try_own_verifiers(recipe: Experiment, *, here: bool, warn: Callable[[str], N
     except ModuleNotFoundError:  # a light installation has no graders: there the first job finds it
         return
     problems, grading = read_all_problems(recipe), recipe.grading
-    for path, source in own.items():
+    for path, verifier in own.items():
         golds = list(dict.fromkeys(g for problem in problems[path] for g in golds_of(problem.answer)))[:GOLDS_TRIED]
-        verifier = verifier_of(source, grading)
         try:
             with GraderPool(verifier, 1, grading.time_limit_s, memory_limit_gib=grading.memory_limit_gib) as pool:
                 pool.readable_all(golds)
+                pool.try_on(sample_solutions(problems[path][:GOLDS_TRIED], sees_trace=verifier.sees_trace))
         except UserError as error:
             if here or NoVerdictError.__name__ in str(error.where):
                 raise
             warn(f"{error.what}, on this machine: {error.where}; the first job tries it with the environment of tasks")
+
+
+def sample_solutions(problems: Sequence[Problem], *, sees_trace: bool) -> list[Solution]:
+    """Of each problem a right trace, one with another answer, and one without where the verifier sees traces."""
+    solutions: list[Solution] = []
+    for number, one in enumerate(problems):
+        gold, other = (golds_of(p.answer)[0] for p in (one, problems[number - 1]))
+        for answer in (gold, other, *([None] if sees_trace else [])):
+            said = "I do not know." if answer is None else f"The answer is \\boxed{{{answer}}}."
+            solutions.append(Solution(answer, gold, one.problem, f"Let me think.{THOUGHT_END}\n\n{said}"))
+    return solutions
 
 
 def check_model(recipe: Experiment) -> None:

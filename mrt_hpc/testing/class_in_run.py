@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm, WholeTraces, trace_settings
-from mrt_hpc.algorithms.batch import batch_of
+from mrt_hpc.algorithms.batch import Batch, batch_of, part_weights
 from mrt_hpc.algorithms.overlong import treat_overlong
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.grader_queue import GraderPool
@@ -98,8 +98,11 @@ class ClassInRun:
             what = "this algorithm learns samples, which are not made from stored rollouts of an iteration"
             expected = "a subclass of RolloutAlgorithm"
             raise UserError(what, value=algorithm.type, expected=expected, advice="submit a small recipe with it")
-        batch = treat_overlong(batch_of(self.groups, self._question_ids), self.recipe)
-        return contracts.algorithm_contract(algorithm, self.recipe, batch)
+        return contracts.algorithm_contract(algorithm, self.recipe, self._batch)
+
+    @property
+    def _batch(self) -> Batch:
+        return treat_overlong(batch_of(self.groups, self._question_ids, part_weights(self.recipe)), self.recipe)
 
     def _question_ids(self) -> Sequence[int]:
         prover = self.recipe.prover

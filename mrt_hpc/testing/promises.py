@@ -246,7 +246,7 @@ def verifier_contract(
     yield (first := check_promise(text, lambda: _extracts(verifier, every)))
     if first.broken:
         return
-    found = dict.fromkeys(verifier.extract(text, thinking=True) for text in every)
+    found = {verifier.extract(text, thinking=True): text for text in every}
     odd = [(answer, gold) for answer in found if answer is not None and answer.strip() for gold in golds[:2]]
     own = [(boxed, gold) for gold in golds if (boxed := verifier.extract(f"\\boxed{{{gold}}}")) is not None]
     known = any(verifier.extract(text, thinking=thinking) for text in texts for thinking in (False, True))
@@ -258,10 +258,11 @@ def verifier_contract(
     def judges() -> str | None:
         with pool() as opened:
             opened.readable_all(golds)
-            verdicts.append(asyncio.run(opened.grade([*own, *odd], log_failures=False)))
+            seen = [("A problem.", found.get(answer, answer)) for answer, _ in (*own, *odd)]
+            verdicts.append(asyncio.run(opened.grade([*own, *odd], seen, log_failures=False)))
         return None
 
-    yield (judged := check_promise(f"`judge` of {len(golds)} gold answers: true or false, without an error", judges))
+    yield (judged := check_promise(f"`judge` of {len(golds)} gold answers: a verdict, without an error", judges))
     if judged.broken:
         return
     same = "the same answers get the same verdicts again"

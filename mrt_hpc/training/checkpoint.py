@@ -99,6 +99,18 @@ def load(trainer: TrainerEngine, path: Path) -> dict[str, Any]:
     return dict(state["cursor"])
 
 
+def second_moments(path: Path) -> tuple[dict[str, torch.Tensor], int]:
+    """By parameter, and Adam's steps."""
+    verify(path)
+    state, files = _contents(path)
+    moments = dict[str, torch.Tensor]()
+    for file in files:
+        with safe_open(path / file, framework="pt") as tensors:
+            labels = [_split_label(label) for label in tensors.keys()]  # noqa: SIM118 (no mapping)
+            moments |= {name: tensors.get_tensor(_label(name, key)) for name, key in labels if key == "exp_avg_sq"}
+    return moments, int(state["optimizer_steps"])
+
+
 def good(checkpoints: Path, on_bad: Callable[[Path, UserError], None]) -> Path | None:
     """The newest undamaged checkpoint; reads all of it, so only one process should call it. ``on_bad`` is called with
     each newer damaged one.
@@ -248,7 +260,7 @@ def _take_up(trained: TrainedState, directory: Path, files: list[str]) -> None:
     for file in files:
         with safe_open(directory / file, framework="pt") as tensors:
             for label in tensors.keys():  # noqa: SIM118 (no mapping)
-                name, _, key = label.rpartition("|")
+                name, key = _split_label(label)
                 if trained.holds(name):
                     trained.put(name, key, tensors.get_tensor(label))
 
@@ -270,6 +282,11 @@ def _unusable(what: str, where: Path) -> UserError:
 
 def _label(name: str, key: str) -> str:
     return f"{name}|{key}"
+
+
+def _split_label(label: str) -> tuple[str, str]:
+    name, _, key = label.rpartition("|")
+    return name, key
 
 
 def _numbered_entries(checkpoints: Path) -> list[Path]:

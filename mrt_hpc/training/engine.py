@@ -125,9 +125,9 @@ class TrainerEngine:
         chunks = self._chunks(computed, steps)
         micro_steps = [self._micro_step(computed, step, count) for step, count in zip(steps, chunks, strict=True)]
         counts = [s.trained_tokens for s in sequences]
-        return MiniBatch(micro_steps, sum(counts), self._divisor(counts), arranged, computed, steps)
+        return MiniBatch(micro_steps, sum(counts), self.divisor(counts), arranged, computed, steps)
 
-    def _divisor(self, counts: Sequence[int]) -> int:
+    def divisor(self, counts: Sequence[int]) -> int:
         """Of the trained tokens of each sequence; sequences that are not computed count as the others."""
         match self.settings.training.aggregation:
             case Aggregation.TOKEN:

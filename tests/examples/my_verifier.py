@@ -41,3 +41,10 @@ class LastLineChoice(Verifier):
 def same_words(answer: str, gold: str) -> bool:
     """A verifier that is a function, `verifier: my_verifier:same_words`: the words of the box, in any order."""
     return sorted(answer.casefold().split()) == sorted(gold.casefold().split())
+
+
+def tidy(answer: str | None, gold: str, trace: str) -> float | None:  # noqa: ARG001 - it looks at the trace alone
+    """A reward of the whole trace: half for a thought that ends, half for one box; no verdict on an empty text."""
+    if not trace.strip():
+        return None
+    return 0.5 * (trace.count(THOUGHT_END) == 1) + 0.5 * (trace.count("\\boxed{") == 1)

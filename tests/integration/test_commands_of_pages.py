@@ -66,7 +66,7 @@ OUTCOMES = (
     (r"^(analyze|analyze NAME|)$", "Usage: mrt-hpc"),
     (r"^data prepare (SOURCE|FILE)", "no such source"),
     # Work of minutes.
-    (r"^(fork|analyze regret runs/quickstart|eval runs/quickstart@0,last)", BEGINS),
+    (r"^(fork|analyze (regret|gradients) runs/quickstart|eval runs/quickstart@0,last)", BEGINS),
     (r"^submit (quickstart --sweep|small_world/grpo small_world/mrt_online|runs/quickstart-sweep|my_recipe)", BEGINS),
 )
 """The first expression that is found in a command decides how it ends; a command without one ends well."""

@@ -1,4 +1,4 @@
-"""`tests/gpu/first_day.py` with tiny shapes on a CPU: the steps that do not need a GPU find what they should."""
+"""`benchmarks/gpu/first_day.py` with tiny shapes on a CPU: the steps that do not need a GPU find what they should."""
 
 import json
 import os
@@ -18,7 +18,7 @@ STEPS = ("facts", "attention", "parking", "benchmark", "saving")
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     output = tmp_path_factory.mktemp("first_day") / "day.json"
-    command = [sys.executable, str(ROOT / "tests/gpu/first_day.py"), "--tiny", "--output", str(output), "--steps"]
+    command = [sys.executable, str(ROOT / "benchmarks/gpu/first_day.py"), "--tiny", "--output", str(output), "--steps"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     ended = subprocess.run([*command, *STEPS], env=environment, capture_output=True, timeout=600, check=False)
     found: dict[str, Any] = json.loads(output.read_text())["steps"]

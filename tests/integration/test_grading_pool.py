@@ -16,7 +16,7 @@ from conftest import ROOT
 from graded import grade_all
 
 from mrt_hpc.domains import grader_queue
-from mrt_hpc.domains.base import Judgement
+from mrt_hpc.domains.base import Judgement, Solution
 from mrt_hpc.domains.grader_queue import GraderPool, Pair, Verdict, VerdictStatus
 from mrt_hpc.domains.verifiers import MathVerifier, may_take_long
 from mrt_hpc.errors import UserError
@@ -64,14 +64,14 @@ def test_a_busy_machine_makes_no_right_answer_wrong() -> None:
     """Its process gets no core for longer than the time limit: the processor time is what counts."""
 
     async def grade_without_a_core(pool: GraderPool) -> bool:
-        attempt = pool.slow.judge("\\sum_{n=1}^{600} n^2", "72180100", 1.0)  # takes a quarter of that
+        attempt = pool.slow.judge(Solution("\\sum_{n=1}^{600} n^2", "72180100", "", ""), 1.0)  # takes a quarter of that
         grading = asyncio.ensure_future(attempt)
         before = _members(os.getsid(0))
         await asyncio.to_thread(wait_until, lambda: _working(before), reason="a process at work", deadline_s=60)
         ends = time.monotonic() + 3.0
         await asyncio.to_thread(wait_until, lambda: _stopped() and time.monotonic() > ends, reason="3 s", deadline_s=60)
         _signal_children(signal.SIGCONT)
-        return (await grading)[0].correct
+        return bool((await grading)[0].correct)
 
     with GraderPool(MathVerifier(), processes=1) as pool:
         assert asyncio.run(grade_without_a_core(pool))
@@ -117,9 +117,9 @@ def test_hangs_together_step_aside_for_the_others() -> None:
 def test_an_answer_that_looks_slow_holds_up_no_other(pool: GraderPool, monkeypatch: pytest.MonkeyPatch) -> None:
     judged, judge = list[str](), pool.fast.judge
 
-    async def noting(answer: str, gold: str, limit_s: float) -> tuple[Judgement, float]:
-        judged.append(answer)
-        return await judge(answer, gold, limit_s)
+    async def noting(solution: Solution, limit_s: float) -> tuple[Judgement, float]:
+        judged.append(solution.answer or "")
+        return await judge(solution, limit_s)
 
     monkeypatch.setattr(pool.fast, "judge", noting)
     hangs: list[Pair] = [(f"{20 + number}^{{9^{{9^{{9}}}}}}", "7") for number in range(3)]
@@ -145,7 +145,7 @@ def test_equal_pairs_are_graded_once_and_remembered_within_bounds(monkeypatch: p
     pairs: list[Pair] = [(f"\\frac{{{n}}}{{2}}", f"{n / 2}") for n in range(23)]
     with GraderPool(MathVerifier(), processes=1, cache_size=2) as small:
         grade_all(small, [("1/2", "0.5")] * 3 + [("1/4", "0.25"), ("1/5", "0.2")])
-        assert list(small._cache) == [("1/4", "0.25"), ("1/5", "0.2")]
+        assert [asked[:2] for asked in small._cache] == [("1/4", "0.25"), ("1/5", "0.2")]
         assert all(verdict.reward == 1.0 for verdict in grade_all(small, [("1/2", "0.5"), *pairs]))
 
 

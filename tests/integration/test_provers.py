@@ -14,19 +14,20 @@ import pytest
 
 from mrt_hpc.algorithms.batch import Batch
 from mrt_hpc.algorithms.mrt_online import branch_sequences
+from mrt_hpc.domains.extraction import ExtractionRule, any_box, extract_answer, last_mathematics
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.protocol import MOST_LOGPROBS, Request, SamplingSettings
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, SampledBranch, SampledTrace, Start
 from mrt_hpc.mrt.values import Estimate
-from mrt_hpc.provers.base import Estimator, GradedBoundary
+from mrt_hpc.provers.base import Estimator, GradedBoundary, ProverTools
 from mrt_hpc.provers.box_tokens import Closing, Writing, box_end
 from mrt_hpc.provers.branches import Branches, Fork, look_ahead_of
 from mrt_hpc.provers.gold_likelihood import GoldLikelihoodScore
 from mrt_hpc.provers.history import AnswerHistory, Planner
 from mrt_hpc.provers.look_ahead import LookingAhead
 from mrt_hpc.provers.rao_blackwell import RaoBlackwellEstimator
-from mrt_hpc.provers.sampled_answers import MonteCarlo
+from mrt_hpc.provers.sampled_answers import ForcedAnswer, MonteCarlo
 from mrt_hpc.provers.scoring import SMALL, Scorer
 from mrt_hpc.run.records import FinishReason, Problem
 
@@ -177,6 +178,28 @@ def test_boxed_branches_end_with_their_box_and_are_unbiased() -> None:
     assert drawn <= {ids for ids, _ in endings()}, "none goes on behind its box, none stops inside it"
     assert any(b"{" in b"".join(TOKENS.pieces(ids)) and CLOSING.is_closed(ids) for ids in drawn)
     assert_unbiased(prover)
+
+
+def test_a_forced_answer_ends_where_the_box_that_its_text_opens_closes() -> None:
+    tools = ProverTools(fork(Policy()), CLOSING, AnswerHistory(1), lambda _: [])
+    texts = ("</think>The answer is", "</think>\\boxed{")
+    whole, ended = (branches_of(ForcedAnswer(forced_text=text).estimator(tools)) for text in texts)
+    saved = 0
+    for free, boxed_in in zip(whole, ended, strict=True):
+        if boxed_in.follow_up.prompt_tokens:
+            continue  # behind an inner brace it draws with another seed
+        tokens = boxed_in.completion.token_ids
+        assert tokens == free.completion.token_ids[: len(tokens)]
+        assert answer_in(boxed_in.text) == answer_in(free.text)
+        saved += len(free.completion.token_ids) - len(tokens)
+    assert saved > 0
+
+
+@pytest.mark.parametrize("rule", [extract_answer, any_box, last_mathematics])
+def test_what_follows_a_closed_box_changes_no_answer_unless_it_opens_another(rule: ExtractionRule) -> None:
+    for tail in (".", " since 3 > 2", "}", "$\n\nSo 5 = $x$.", " {7", "\\}", "\\frac{1}{2}"):
+        for cut in (False, True):
+            assert rule("\\boxed{1{2}}" + tail, cut=cut) == rule("\\boxed{1{2}}") == "1{2}"
 
 
 def test_a_branch_with_inner_braces_is_learnt_after_the_prompt_of_its_beginning() -> None:

@@ -3,7 +3,12 @@
 How long it takes and how it does over several seeds is for `benchmarks/bench_learning.py --quickstart`.
 """
 
+import csv
+import shutil
+from pathlib import Path
+
 import pytest
+from conftest import printed
 
 from mrt_hpc.analysis.intervals import paired_difference
 from mrt_hpc.analysis.measures import EvaluationSummary
@@ -31,3 +36,21 @@ def test_the_report_shows_it(quickstart: RunLayout) -> None:
     for plot in ("accuracy", "reward", "progress", "tokens", "time", "quality"):
         assert f"plots/{plot}.png" in text
         assert (quickstart.plots / f"{plot}.png").stat().st_size > 10_000
+
+
+def test_gradients_of_its_groups_are_measured_at_equal_cost(quickstart: RunLayout, tmp_path: Path) -> None:
+    """In a copy with eight groups of the last iteration, of which the checkpoint with Adam's averages is there."""
+    copy = RunLayout(tmp_path / "copy")
+    shutil.copytree(quickstart.root, copy.root)
+    for group in sorted(copy.groups(19).iterdir())[8:]:
+        shutil.rmtree(group)
+    shown = printed("analyze", "gradients", f"{copy.root}@last", "--out", tmp_path / "out")
+    assert "signal to noise of mrt_online" in shown and "checkpoint after 19 iterations" in shown
+    with (tmp_path / "out" / "gradients.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert {row["gradient"] for row in rows} == {"plain", "through Adam"}
+    batches = {(row["estimator"], row["counting"]): float(row["batch"]) for row in rows}
+    own, grpo = ([batches[name, f"{what} tokens"] for what in ("generated", "generated and prefilled")]
+                 for name in ("mrt_online, the run's own", "grpo"))  # fmt: skip
+    assert own == [8, 8] and 8 < grpo[0] < grpo[1]
+    assert (tmp_path / "out" / "gradients.svg").is_file()

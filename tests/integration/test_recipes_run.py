@@ -16,6 +16,7 @@ from commands import typed
 from conftest import ROOT, submit
 from transformers import AutoModelForCausalLM
 
+from mrt_hpc.algorithms.base import RolloutAlgorithm
 from mrt_hpc.algorithms.batch import batch_of
 from mrt_hpc.algorithms.mrt_online import branch_sequences
 from mrt_hpc.algorithms.samples import read_suffixes
@@ -23,16 +24,24 @@ from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.recipe.base import require_kind
+from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
+from mrt_hpc.roles.trainer import trainer_settings
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import Group, read_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout, collection_of
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.records import Rollout
+from mrt_hpc.training.engine import build
+from mrt_hpc.training.rendezvous import Ranks
 
 Runs = Callable[[str], RunLayout]
 
+PAPERS = ROOT / "recipes" / "papers"
 RECIPES = sorted((ROOT / "recipes" / "small_world").glob("*.yaml"))
+RECIPES += [PAPERS / f"{name}.yaml" for name in ("cispo", "spo")]
+FILES = {path.stem: path for path in RECIPES}
 ITERATIONS, LONGER = 2, 3
 SHRUNK = {
     "schedule.iterations": ITERATIONS,
@@ -70,12 +79,13 @@ PARTICULAR = {
         "training.keep_weights": LONGER,
         "schedule.length_curriculum": "[{first_iteration: 0, max_tokens: 24}, {first_iteration: 1, max_tokens: 48}]",
     },
-    "dr_grpo": {
+    "cispo": {
         "model": f"{{type: hugging_face, path: {STARTING_MODEL}}}",
         **SAMPLING,
         **IN_FLIGHT,
         "schedule.weight_swap": "keep",
     },
+    "spo": {**SAMPLING, "prover.branches": 2, "prover.max_tokens": 48},
     "length_penalty": {**SAMPLING, **IN_FLIGHT, "schedule.weight_swap": "recompute"},
     "mrt": {**SAMPLING, **COLLECTING, "algorithm.refresh_every": 1, "schedule.iterations_per_job": 1},
     "mrt_next_episode": {
@@ -115,7 +125,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Runs:
             layout = RunLayout(tmp_path_factory.mktemp(recipe) / "run")
             renamed = renamed_tokenizer(layout.root.parent / "model")
             chosen = [word.replace("RENAMED", str(renamed)) for word in options(recipe)]
-            submit(ROOT / "recipes" / "small_world" / f"{recipe}.yaml", layout.root, *chosen)
+            submit(FILES[recipe], layout.root, *chosen)
             finished[recipe] = layout
         return finished[recipe]
 
@@ -157,7 +167,23 @@ def test_every_recipe_runs_to_its_report(run: Runs, recipe: Path) -> None:
     assert all(np.isfinite(m.loss) and m.grad_norm > 0 for m in metrics(layout) if m.loss is not None and m.grad_norm)
 
 
-@pytest.mark.parametrize("recipe", ["dr_grpo", "length_penalty"])
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        ("dapo", "dppo"),
+        ("dapo", "gspo_token"),
+        ("vineppo", "masked"),
+        *((n, "clipped") for n in ("dapo", "dr_grpo", "l1")),
+    ],
+)
+def test_the_other_papers_learn_from_sampled_groups(run: Runs, one_rank: Ranks, name: str, loss: str) -> None:
+    recipe, layout = load_recipe(PAPERS / f"{name}.yaml", (f"training.loss={{type: {loss}}}",)), run("spo")
+    learnt = require_kind(recipe.algorithm, RolloutAlgorithm).learnt(batch_of(groups(layout, 0)))
+    found = build(trainer_settings(recipe), layout.weights_version(0), one_rank).update(learnt.sequences)
+    assert found.grad_norm > 0 and np.isfinite(found.loss)
+
+
+@pytest.mark.parametrize("recipe", ["cispo", "length_penalty"])
 def test_staleness_counts_from_the_oldest_weights_of_a_trace(run: Runs, recipe: str) -> None:
     for iteration in range(iterations(run(recipe))):
         for rollout in (r for group in groups(run(recipe), iteration) for r in group.rollouts):

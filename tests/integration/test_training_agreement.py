@@ -23,6 +23,7 @@ from training_support import (
 from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.training import fused_projection, policy
 from mrt_hpc.training.engine import TrainerEngine, build
+from mrt_hpc.training.group_gradients import gradient_trainer, group_gradients, trained_parameters
 from mrt_hpc.training.packing import split_by_group
 from mrt_hpc.training.rendezvous import Ranks
 from mrt_hpc.training.settings import TrainingSequence, learning_rate
@@ -117,6 +118,15 @@ def test_gradients_and_updates_are_those_of_the_plain_trainer(folder: Path, worl
         assert update["grad_norm"] == pytest.approx(norm, rel=1e-4)
     # Adam divides by the size of the gradient: where that is almost zero, rounding is made visible
     assert largest_difference(actual["weights"], expected["weights"]) < 1e-3
+
+
+def test_the_gradients_of_groups_add_up_to_that_of_the_batch(folder: Path) -> None:
+    trainer = gradient_trainer(settings(), folder / "model")
+    found = {name: [g.clone() for g in gradient] for name, gradient in group_gradients(trainer, random_batch(0))}
+    assert len(found) == 5
+    names = [name.removeprefix("model.") for name in trained_parameters(trainer)]
+    total = dict(zip(names, map(sum, zip(*found.values(), strict=True)), strict=True))
+    assert largest_difference(total, plain(folder, 1, False)["gradients"]) < TOLERANCE
 
 
 def test_packed_rows_hold_no_padding_and_entropy_is_measured_only_when_asked_for(folder: Path) -> None:

@@ -69,6 +69,8 @@ def made_up_metrics(iteration: int, iterations: int, random: np.random.Generator
         problems=8,
         rollouts=32,
         generated_tokens=190_000,
+        branch_tokens=30_000,
+        prefilled_tokens=50_000,
         progress_by_episode=tuple((0.2 + noise) / (1 + j) + 0.05 * done * j for j in range(EPISODES)),
         progress_error=0.3 - 0.1 * done + noise / 4,
         signal_share=0.6 + noise,

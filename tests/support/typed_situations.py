@@ -290,6 +290,8 @@ EVALUATIONS = {
     "compare a model with itself": Situation("compare 'runs/c d@last' 'runs/c d@last'"),
     "compare no version": Situation("compare 'runs/c d@3' 'runs/c d@last'"),
     "regret of nothing": Situation("analyze regret 'a b'"),
+    "gradients of nothing": Situation("analyze gradients 'a b'"),
+    "gradients of a version that was pruned": Situation("analyze gradients 'runs/c d@1'"),
     "nothing in common": Situation("compare 'runs/c d@last' runs/held@last", held("held")),
     "samples without values": Situation("analyze regret runs/held", held("held", valued=False)),
     "samples without votes": Situation("analyze scaling runs/held", held("held", valued=False)),
@@ -328,6 +330,7 @@ DATA = {
     "data fetch --list": Situation("data fetch --list", exits=0),
     "data fetch without a name": Situation("data fetch"),
     "data prepare of no hub name": Situation("data prepare hub:x out.jsonl", told="the hub cannot be reached"),
+    "data fetch of another data set": Situation("data fetch hub:lab/sums", told="the hub cannot be reached"),
 }
 MISTAKEN = {
     "n.yaml": "name: x\n",

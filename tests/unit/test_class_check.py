@@ -90,7 +90,7 @@ def test_fields_of_the_class_are_set_and_an_update_of_nothing_is_a_doubt(run: Pa
 FUNCTIONS = """
 
 def partial(answer, gold):
-    return 0.9
+    return 1.9
 
 
 def deaf(answer, gold):
@@ -103,7 +103,7 @@ def test_a_verifier_judges_stored_and_odd_texts(run: Path) -> None:
     for name, exits, told in (
         ("same_words", 0, "ok     `judge`"),
         ("LastLineChoice", 0, "doubt  some stored text has an answer"),
-        ("partial", 2, "0.9, which is neither true nor false"),
+        ("partial", 2, "returned 1.9, which is none of true"),
         ("deaf", 0, "doubt  `judge` of"),
     ):
         assert told in typed("check", f"{module}:{name}", "--run", run, exits=exits).output, name

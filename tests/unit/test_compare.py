@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from commands import refusal, typed
 from evaluated import commit_traces, evaluated_run, evaluation_directory, run_directory
+from synthetic_run import made_up_metrics
 
 from mrt_hpc.analysis import intervals
 from mrt_hpc.analysis.comparing import MEAN, Comparison, compare, notes, requirement
@@ -200,12 +201,16 @@ def test_versions_and_measures_are_chosen(run: RunLayout, tmp_path: Path) -> Non
     table = tmp_path / "table.csv"
     measures = [text for name in ("pass@1", "maj@2", "regret@16", "tokens") for text in ("--measure", name)]
     versions = (f"{run.root}@20", f"{run.root}@first")
+    run.metrics(0).parent.mkdir(parents=True)
+    made_up_metrics(0, 20, np.random.default_rng(0)).write(run.metrics(0))
     shown = json.loads(typed("compare", *versions, *measures, "--csv", table, "--json", "--published").stdout)
     differences = {row["measure"]: row["difference"] for row in shown["comparisons"]}
     area = (1 + 3 + 8) / 16  # from 0 to a half over four tokens, to one over four more, and eight at one
     assert differences == pytest.approx({"pass@1": -1.0, "maj@2": -1.0, "regret@16": area, "tokens": 0.0})
     assert {row["first"] for row in shown["comparisons"]} == {"run@20"}
     assert any(" 4 comparisons (Holm)" in note for note in shown["notes"])
+    cost = "3,750 generated tokens a problem in branches of the prover beside 20,000 in traces (16 %)"
+    assert [note.startswith(f"training of {run.root} took {cost}") for note in shown["notes"]].count(True) == 1
     assert [table["results"][0]["accuracy"][0] for table in shown["published"]] == [28.7, 42.8, 27.34]
     with table.open() as stream:
         assert [row["verdict"] for row in csv.DictReader(stream)] == [row["verdict"] for row in shown["comparisons"]]

@@ -10,6 +10,7 @@ from basics import executable
 from commands import commands_first, typed
 from run_of import read_events, run_of
 
+from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.analysis.spending import Accounts, Allocation, Spending, prices, spending
 from mrt_hpc.attempt.ledger import record_submission
@@ -228,3 +229,16 @@ def test_the_same_use_again_writes_nothing(tmp_path: Path) -> None:
     for what in (Use.STARTING, Use.WAITING, Use.WAITING, Use.GENERATING):
         log.spend(what)
     assert [event["use"] for event in read_events(tmp_path)] == ["waiting for a peer", "generating"]
+
+
+@pytest.mark.usefixtures("commands")
+def test_the_tokens_of_branches_stand_beside_those_of_traces(run: RunLayout) -> None:
+    assert json.loads(cost(run, "--json"))["branches"] is None
+    for iteration, tokens in ((0, {"branch_tokens": 30, "prefilled_tokens": 50}), (1, {})):
+        metrics = IterationMetrics(
+            iteration=iteration, tokens_per_rollout=1.0, problems=2, generated_tokens=100, **tokens
+        )
+        run.metrics(iteration).parent.mkdir(parents=True, exist_ok=True)
+        metrics.write(run.metrics(iteration))
+    assert json.loads(cost(run, "--json"))["branches"] == {"traces": 35.0, "branches": 15.0, "prefilled": 25.0}
+    assert "15 generated tokens a problem in branches of the prover beside 35 in traces (30 %)" in cost(run)

@@ -38,7 +38,7 @@ def graded(
     none.
     """
     prover = MonteCarlo(Branches(None), 1)  # type: ignore[arg-type]  # nothing is asked
-    asking = ProverSession(prover, AnswerHistory(8), thinks)
+    asking = ProverSession(prover, AnswerHistory(8), thinks, lambda *_: "")
     whole = trace(text, thought_end, cut=cut, **of_trace)
     branch = SampledBranch(boundary=0, branch=0, text=text, completion=whole.completion)
     valued = replace(whole, valuation=Valuation(branches=[branch]))

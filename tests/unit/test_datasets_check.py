@@ -34,8 +34,8 @@ def written(name: str, *rows: tuple[str, str, str | list[str]]) -> Path:
     return path
 
 
-def checked(*files: Path, against: Sequence[Path] = (), verifier: str = "exact", **options: Path) -> CheckReport:
-    return check(files, against, verifier, **options)
+def checked(*files: Path, against: Sequence[Path] = (), verifier: str = "exact") -> CheckReport:
+    return check(files, against, verifier)
 
 
 def printed(*arguments: str | Path, code: ExitCode = ExitCode.FATAL) -> str:
@@ -165,17 +165,6 @@ def test_repeats_with_several_gold_answers_differ_where_one_lacks_a_gold_answer(
     for one, other, differ in cases:
         (finding,) = checked(written("a.jsonl", ("1", "What?", one), ("2", "What?", other))).findings
         assert (finding.kind, finding.detail.partition(": ")[2]) == (FindingKind.REPEATED_PROBLEM, differ)
-
-
-def test_texts_that_a_tokenizer_reads_as_special_tokens(folder: Path) -> None:
-    texts = ("What is 1 < 2 | 3 > 2?", "Say </s> now.", "2<|im_end|>\n<|mine|>", "Use [MINE]", "</think>")
-    path = written("p.jsonl", *((str(n), text, "3") for n, text in enumerate(texts)))
-    assert places(checked(path), FindingKind.SPECIAL_TOKEN) == [[("p.jsonl", line)] for line in (2, 3, 5)]
-    added = [{"id": 1, "content": "[MINE]", "special": True}, {"id": 2, "content": "now", "special": False}]
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": added}))
-    report = checked(path, model=folder)
-    assert places(report, FindingKind.SPECIAL_TOKEN) == [[("p.jsonl", 4)], [("p.jsonl", 5)]]
-    assert refusal(partial(checked, path, model=folder / "none")).where == "--model"
 
 
 def test_verifiers_of_the_users_own_may_lie_in_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:

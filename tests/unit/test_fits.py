@@ -188,10 +188,10 @@ def test_the_memory_of_a_gpu() -> None:
 def test_every_recipe_of_the_package_fits(tmp_path: Path) -> None:
     """Those of the paper fit GPUs of 80 GB, those of the small world their memory on this machine."""
     example, verdicts = find_site("example"), {}
-    for folder in ("", "small_world"):
+    for folder in ("", "small_world", "papers"):
         for path in (RECIPES / folder).glob("*.yaml"):
             name = str(path.relative_to(RECIPES).with_suffix(""))
-            here = folder == "small_world" or name == "quickstart"
+            here = bool(folder) or name == "quickstart"
             found = fits(load_recipe(path) if here else of_size(name, tmp_path), LocalSite() if here else example)
             assert found.roles, name
             verdicts[name] = (found.refused_roles, found.doubtful, found.unchecked)

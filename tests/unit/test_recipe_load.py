@@ -190,7 +190,7 @@ def test_a_base_that_is_not_there_or_extends_the_recipe_is_refused_with_file_and
 
 def test_recipes_of_the_small_world_differ_in_their_method_alone() -> None:
     quickstart = recipe("quickstart")
-    for path in (RECIPES / "small_world").glob("*.yaml"):
+    for path in (*(RECIPES / "small_world").glob("*.yaml"), *(RECIPES / "papers").glob("*.yaml")):
         found = load_recipe(path)
         for section in ("model", "prompt", "serving", "evaluation", "resources"):
             assert getattr(found, section) == getattr(quickstart, section), f"{path.stem}: {section}"

@@ -51,7 +51,7 @@ HALVES = IntervalEstimate(0.25, 0.125, 0.375)
 def trace(problem: str = "p", sample: int = 0, text: str = "First.", right: bool = True) -> SampleTrace:
     return SampleTrace(
         source="rollouts of iteration 0", problem=problem, sample=sample, right=right, answer="7", tokens=9, cut=False,
-        before="", episodes=(text, "Wait."), rest="7",
+        reward=float(right), before="", episodes=(text, "Wait."), rest="7",
         boundaries=(Boundary(0.25), Boundary(0.75, (content.ShownAnswer("7", True, 3),)), Boundary(0.5)),
     )  # fmt: skip
 

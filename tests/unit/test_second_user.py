@@ -33,6 +33,7 @@ LINES = {
     "compare": ["--arm a=RUN@0 --arm b=MINE@0", "RUN@0 RUN@1"],
     "fields": [""],
     **{f"analyze {name}": ["RUN@0 --out out", "RUN@0", "RUN@0 --suite small_world"] for name in ANALYSES},
+    "analyze gradients": ["RUN@0 --out out", "RUN@0"],
     "cancel": ["RUN"],
     "check": [f"{MODULE}:Mine --run RUN"],
     "clean": ["RUN --yes --what logs", "RUN --yes --what checkpoints", "RUN --yes"],

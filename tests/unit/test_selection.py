@@ -20,7 +20,7 @@ from mrt_hpc.errors import UserError
 from mrt_hpc.mrt import backtracking
 from mrt_hpc.mrt.backtracking import Attempt, StepContinuation, Variant, best_boundary, first_loss, revise
 from mrt_hpc.mrt.grpo import Baseline, outcome_advantages
-from mrt_hpc.mrt.length_penalty import penalised_rewards
+from mrt_hpc.mrt.length_penalty import budgeted_rewards, penalised_rewards
 from mrt_hpc.mrt.sft import ASSISTANT, USER, ChatFormat, Conversation, Message, mask_conversation, mask_suffix
 from mrt_hpc.mrt.star import Selected, first_peak, select_correct, select_progressing
 from mrt_hpc.recipe.choices import Aggregation
@@ -57,6 +57,9 @@ def test_only_right_answers_are_penalised_against_the_other_right_ones_by_what_t
         rewards = penalised_rewards(np.ones(2), lengths[:2], ["a", "a"], coefficient=coefficient)
         advantages = outcome_advantages(rewards, ["a", "a"], baseline=Baseline.GROUP)
         assert advantages == pytest.approx(np.array([1, -1]) * coefficient * (0.731059 - 0.268941) / 2, rel=1e-4)
+    assert budgeted_rewards(np.array([1.0, 1, 1, 0, 0.5]), lengths[[0, 1, 2, 0, 1]], budget=20, coefficient=0.02) == (
+        pytest.approx([0.7, 0.3, 0.0, 0.0, 0.15])
+    )
 
 
 def rollouts(*rewards: float) -> list[StepContinuation]:

@@ -21,30 +21,30 @@ PACKAGE = Path(__file__).parents[2] / "mrt_hpc"
 # -- the tables: paste here what a failure or ``python tests/unit/test_size.py`` prints -------------------------------
 
 ROOMS: dict[str, int] = {
-    "algorithms": 800,  # samples and starts are those of algorithms; credits, baselines; overlong traces, and signals
-    "analysis": 4740,  # the tables of a run for programs, and what compare names, are here; few effective tokens
+    "algorithms": 880,  # samples and starts are those of algorithms; credits, baselines, earlier names; estimators
+    "analysis": 4860,  # the tables of a run for programs, and what compare names, are here; signals of estimators
     "api": 220,  # the public face
     "attempt": 1400,  # what an end counts is here and not in `run`; one function for all ends, and what is typed then
     "backends": 3000,  # imports of files that were cut by concept
-    "cli": 3300,  # groups that were thrown away, in the cost and the plan
+    "cli": 3320,  # analyze gradients
     "cluster": 2240,  # imports of files that were cut by concept
-    "datasets": 1080,  # gold answers that nothing reaches, and pictures that are missing, are found
-    "domains": 1780,  # answers are read before sympy sees them, and are equal by their values
+    "datasets": 1020,  # gold answers that nothing reaches, and pictures that are missing, are found
+    "domains": 1920,  # rewards in [0, 1], traces for verifiers, several rewards as one
     "errors": 100,  # the texts and commands that a user is shown have their types here
     "evaluate": 460,
     "hub": 140,  # what a hub answers is no path; a cache that others can change is not written to
     "images": 200,
-    "inference": 2200,  # imports of files that were cut by concept
+    "inference": 2140,  # imports of files that were cut by concept
     "modes": 400,
-    "mrt": 660,  # credits, and the tokens that end an episode; groups without a right answer; DAPO's penalty
+    "mrt": 760,  # credits, and the tokens that end an episode; signal and noise of gradients
     "plan": 1280,  # hours of nodes that are given whole, the tasks that fill them, and shapes in place of 45 recipes
     "provers": 700,  # branches that traces share
-    "recipe": 3120,  # a fifth kind of classes, losses, and the divisor of a loss; resampling and overlong traces
-    "roles": 4040,  # imports of files that were cut by concept; groups without a signal are sampled again
-    "run": 2940,  # columns of records are read as tables; the problems of a place; a program has its own umask again
-    "submit": 1040,  # imports of files that were cut by concept
+    "recipe": 3140,  # a fifth kind of classes, losses, and the divisor of a loss
+    "roles": 4260,  # imports of files that were cut by concept; estimators measured on the groups of an iteration
+    "run": 2940,  # columns of records are read as tables; a program has its own umask again after it submits
+    "submit": 1060,  # sample answers for own verifiers
     "testing": 440,  # what a run takes for granted of own classes: it was in `evaluate`; losses too
-    "training": 2420,  # five losses and what a loss is given, in a file of their own
+    "training": 2520,  # five losses and what a loss is given, in a file of their own; gradients of groups
     "view": 1280,  # logs that are pipes; early ends, hearts that stand still, room on the disk
 }
 SHORT: dict[str, str] = {
@@ -54,6 +54,7 @@ SHORT: dict[str, str] = {
     "backends/local/site.py": "each back end has a site",
     "domains/domain.py": "what other rooms ask a domain, so that they name none",
     "inference/ray_node_main.py": "the main module of a process",
+    "inference/vllm_on_cpu.py": "imported by the process of a server alone",
     "recipe/choices.py": "imported without the classes of the registry",
     "run/seeds.py": "where every seed comes from",
     "run/wandb_runs.py": "status reads it without the libraries of the upload",

@@ -21,7 +21,10 @@ from mrt_hpc.run.task_state import TaskState
 Tried = Callable[[str], Outcome]
 OF_TASKS = ("attempt/", "inference/", "roles/", "run/", "training/")
 """Where advice is written that a task records when it fails."""
-OF_COMMANDS = ("roles/run_samples.py", "run/archive.py unsampled_error", "run/family.py", "run/fork_record.py")
+OF_COMMANDS = (
+    "roles/gradient_referee.py", "roles/run_samples.py", "run/archive.py unsampled_error", "run/family.py",
+    "run/fork_record.py",
+)  # fmt: skip
 """Files and functions there whose advice only commands print."""
 VALUES = {"role": "trainer", "again": AGAIN, "status": "mrt-hpc status RUN", "at": "sampling", "tokens": "600"}
 """What the named parts of such advice are in a run; another one is a number."""

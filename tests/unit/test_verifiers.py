@@ -120,10 +120,10 @@ import numpy
 def deaf(answer: str) -> bool:
     return True
 def partial(answer: str, gold: str) -> float:
-    return 0.9
+    return 1.9
 class Shares(LastLineChoice):
     def judge(self, answer: str, gold: str) -> Judgement:
-        return Judgement(correct=0.9, readable=True)
+        return Judgement(correct=float("nan"), readable=True)
 def needs_words(answer: str, gold: str) -> bool:
     first, second = gold.split()
     return answer == f"{first} {second}"
@@ -140,7 +140,7 @@ def bad(answer: str, gold: str) -> object:
         os._exit(3)
     if answer in ENDS:
         raise ENDS[answer]
-    return {"right": numpy.bool_(True), "one": 1}[answer]
+    return {"right": numpy.bool_(True), "one": "1"}[answer]
 """
 
 
@@ -183,7 +183,7 @@ def test_a_function_that_hangs_crashes_or_answers_neither_yes_nor_no_scores_noth
 def test_a_verifier_that_fails_on_gold_answers_is_refused_before_a_run_is_made(beside: Path) -> None:
     """An error may come from the environment of this machine: where tasks run elsewhere, it is a doubt."""
     doubts: list[str] = []
-    for name, told in (("partial", "neither true nor false"), ("{type: of_the_user:Shares}", "no Judgement")):
+    for name, told in (("partial", "returned 1.9"), ("{type: of_the_user:Shares}", "returned nan")):
         verifier = name if "{" in name else f"of_the_user:{name}"
         recipe = load_recipe(beside, (f"data.verifier={verifier}",))
         for here in (True, False):
@@ -212,7 +212,7 @@ VERIFIER = MathVerifier(strict=True)
 def right(answer: str, gold: str) -> bool:
     """The verdict in this process, strict as in training."""
     certain = VERIFIER.certain(answer, gold)
-    return VERIFIER.judge(answer, gold).correct if certain is None else certain
+    return bool(VERIFIER.judge(answer, gold).correct) if certain is None else certain
 
 
 @pytest.mark.parametrize("file", FILES)

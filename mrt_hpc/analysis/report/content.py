@@ -216,6 +216,8 @@ class SampleTrace:
     """Its benchmark, or ``train``, and its id."""
     sample: int
     right: bool
+    reward: float | None
+    """None where it could not be judged."""
     answer: str | None
     tokens: int
     """Sampled."""
@@ -237,6 +239,12 @@ class Chosen:
     data: str
     """JSON for a script element: traces and problems of each run or model, and whether all are models."""
     shown: tuple[int, ...]
+
+
+def verdict_of(trace: SampleTrace) -> str:
+    if trace.reward is None:
+        return "not judged"
+    return "right" if trace.right else "wrong" if trace.reward == 0.0 else f"reward {trace.reward:.3g}"
 
 
 def progress_of(boundaries: Sequence[Boundary]) -> list[float | None]:
@@ -279,6 +287,7 @@ def _trace_data(trace: SampleTrace) -> dict[str, Any]:
         "problem": trace.problem,
         "sample": trace.sample,
         "right": trace.right,
+        "verdict": verdict_of(trace),
         "answer": _answer_text(trace.answer),
         "tokens": trace.tokens,
         "cut": trace.cut,

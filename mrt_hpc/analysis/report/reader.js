@@ -69,10 +69,14 @@ function chosen() {
   return order ? found.sort((a, b) => extreme(a, order) - extreme(b, order)) : found;
 }
 
+function verdictOf(trace) {
+  return (trace.right ? "✓ " : trace.verdict === "wrong" ? "✗ " : "") + trace.verdict;
+}
+
 function summary(trace) {
   const shares = known(trace);
   const extremes = shares.length ? `best episode ${points(Math.max(...shares))}, worst ${points(Math.min(...shares))}` : "not valued";
-  return `${trace.right ? "✓ right" : "✗ wrong"} · ${trace.tokens.toLocaleString("en")} tokens · ${extremes}`;
+  return `${verdictOf(trace)} · ${trace.tokens.toLocaleString("en")} tokens · ${extremes}`;
 }
 
 function strip(trace) {
@@ -154,7 +158,7 @@ function example() {
   const question = trace.problems[trace.problem].text;
   const problem = question === undefined ? [] : [element("p", { className: "question" }, whole(question))];
   at("example").replaceChildren(element("h3", {}, "A trace: the thought by episodes, and the progress of each"), ...problem,
-    element("ol", {}, ...episodes), element("p", {}, trace.right ? "✓ right" : "✗ wrong", ", ",
+    element("ol", {}, ...episodes), element("p", {}, verdictOf(trace), ", ",
       element("a", { href: fragment(trace) }, "read it whole")),
     element("p", { className: "note" }, `Of the traces shown from ${trace.source}, the one with the greatest gain of an episode.`));
   at("example").hidden = false;
@@ -172,7 +176,7 @@ function facts(trace) {
   const found = trace.answer === null ? "no answer found" : `answer ${trace.answer}`;
   const gold = problem.gold !== undefined ? `, right answer ${whole(problem.gold)}` : "";
   const end = trace.cut ? "; cut off by the token limit" : "";
-  const verdict = element("p", {}, element("strong", {}, trace.right ? "✓ right" : "✗ wrong"), `: ${found}${gold}${end}`);
+  const verdict = element("p", {}, element("strong", {}, verdictOf(trace)), `: ${found}${gold}${end}`);
   const parts = [element("p", { className: "note" }, `${trace.run} · ${trace.source} · ${summary(trace)}`), verdict];
   if (problem.text !== undefined) parts.push(foldable("Problem", problem.text, true));
   if (trace.before) parts.push(foldable("Text that the model was given to go on from", trace.before, false));

@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from mrt_hpc.analysis.intervals import FloatArray, IntervalEstimate, Means, crossed_gain, crossed_share
-from mrt_hpc.analysis.measures import EvaluationSummary, RunSummary, few_answers, graders_of, several_graders
+from mrt_hpc.analysis.measures import (
+    EvaluationSummary,
+    RunSummary,
+    few_answers,
+    graders_of,
+    several_graders,
+    several_unjudged,
+)
 from mrt_hpc.analysis.number_formats import DASH, count, number, percent, plural, points, span_text
 from mrt_hpc.analysis.report.content import Column, ReportSection, RunRecord, Table, directory_records
 from mrt_hpc.analysis.report.plots import result_plots
@@ -79,6 +86,7 @@ def _outcomes(record: RunRecord) -> list[str]:
     sentences = [] if record.arm else _gains(record)
     if warning := last_few_answers(record.summary):
         sentences.append(f"Few answers: {warning}.")
+    sentences += [f"Not judged: {warning}." for warning in lost_verdicts(record.summary)]
     return [*sentences, *(f"Several graders: {warning}." for warning in mixed_verdicts(record.summary))]
 
 
@@ -110,6 +118,15 @@ def last_few_answers(summary: RunSummary) -> str | None:
     asked = [(m.answered_share, f"iteration {m.iteration}") for m in summary.iterations[-1:]]
     asked += [(e.answered_share, f"version {e.version} on {e.benchmark}") for e in summary.evaluations[-1:]]
     return next(filter(None, (few_answers(*one) for one in asked)), None)
+
+
+def lost_verdicts(summary: RunSummary) -> list[str]:
+    lost = [several_unjudged(sum(m.unjudged for m in summary.iterations), "all iterations", "they are left out")]
+    lost += [
+        several_unjudged(e.unjudged, f"version {e.version} on {e.benchmark}", "that counts 0")
+        for e in summary.evaluations
+    ]
+    return [*filter(None, lost)]
 
 
 def mixed_verdicts(summary: RunSummary) -> list[str]:

@@ -124,7 +124,7 @@ def judge(answer: str, gold: str) -> Judgement:
 
 def _is_right(answer: str, gold: str) -> bool:
     certain = certain_verdict(answer, gold)
-    return judge(answer, gold).correct if certain is None else certain
+    return bool(judge(answer, gold).correct) if certain is None else certain
 
 
 def _comparison_sides(answer: str, gold: str) -> tuple[list[str], str]:

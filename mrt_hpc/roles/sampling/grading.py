@@ -4,11 +4,13 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
+from typing import TypeVar
 
-from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
+from mrt_hpc.domains.grader_queue import GraderPool, Seen, Verdict, VerdictStatus
 from mrt_hpc.domains.verifiers import verifier_of
 from mrt_hpc.inference.tokens import thought_and_answer
 from mrt_hpc.inference.traces import BoundaryPlan, SampledTrace, Valuation
+from mrt_hpc.mrt.rewards import is_right
 from mrt_hpc.mrt.values import Estimate, variance_of_progress
 from mrt_hpc.provers.base import GradedBoundary
 from mrt_hpc.provers.branches import look_ahead_of
@@ -16,10 +18,13 @@ from mrt_hpc.provers.prover_session import ProverSession
 from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.recipe.sections import ProblemSource
 from mrt_hpc.run.groups import Sampled
-from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, Gold, GroupStatistics, Rollout
+from mrt_hpc.run.records import AnswerProbability, Branch, FinishReason, GroupStatistics, Problem, Rollout
 
-TROUBLES = (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED)
+TROUBLES = (VerdictStatus.TIMED_OUT, VerdictStatus.MALFORMED, VerdictStatus.UNJUDGED)
 """Answers that the grader could not judge."""
+NOT_JUDGED = Estimate(0.0, float("nan"))
+"""Of a boundary where nothing could be judged."""
+_Valued = tuple[BoundaryPlan, Estimate, float]
 
 
 @dataclass(frozen=True)
@@ -39,21 +44,24 @@ class TraceGrader:
         valuation, gold = trace.valuation, trace.group.problem.answer
         answer = self._answer_of(trace)
         answers_of_branches = [self._answer_of_branch(b.text, b.completion.finish_reason) for b in valuation.branches]
-        first, *of_branches = await self.pool.grade([(a, gold) for a in [answer, *answers_of_branches]])
-        rewards = await self._rewards(valuation.all_answers, gold)
+        seen = self._seen_texts(trace)
+        first, *of_branches = await self.pool.grade([(a, gold) for a in [answer, *answers_of_branches]], seen)
+        verdicts = await self._verdicts(valuation.all_answers, trace.group.problem)
+        rewards = {answer: verdict.reward for answer, verdict in verdicts.items()}
         branches = [
-            trace.branch(branch, text, verdict.reward, look_ahead_of(branch, rewards, valuation.trust))
+            _mark(trace.branch(branch, text, verdict.reward, look_ahead_of(branch, rewards, valuation.trust)), verdict)
             for branch, text, verdict in zip(valuation.branches, answers_of_branches, of_branches, strict=True)
         ]
-        answers = [trace.known_answer(a, rewards[a.answer]) for a in valuation.answers]
+        answers = [_mark(trace.known_answer(a, rewards[a.answer]), verdicts[a.answer]) for a in valuation.answers]
         drawn_here = [b for b, sampled in zip(branches, valuation.branches, strict=True) if not sampled.is_shared]
         self._learn(trace.group.problem.id, answer, drawn_here)
         self._learn_steps(valuation, branches, rewards)
+        estimates = await self._estimates(valuation.plans, branches, answers)
         return Sampled(
-            rollouts=[trace.graded_rollout(answer, first.reward)],
+            rollouts=[_with_verdict(trace.graded_rollout(answer, first.reward), first, estimates)],
             branches=branches,
             answers=answers,
-            values=[trace.value(*estimate) for estimate in await self._estimates(valuation.plans, branches, answers)],
+            values=[trace.value(*estimate) for estimate in estimates],
             statistics=_cost(trace),
             troubles=sum(verdict.status in TROUBLES for verdict in [first, *of_branches]),
         )
@@ -73,10 +81,22 @@ class TraceGrader:
             return self.pool.verifier.extract(text, thinking=True, thought_end=self.thought_end, cut=cut)
         return None if cut else self.pool.verifier.extract(text)
 
-    async def _rewards(self, answers: set[str], gold: Gold) -> dict[str, float]:
+    def _seen_texts(self, trace: SampledTrace) -> list[Seen]:
+        """Of a trace and its branches, for a verifier that sees them."""
+        if not self.pool.verifier.sees_trace:
+            return []
+        problem, valuation = trace.group.problem.problem, trace.valuation
+        texts = [trace.text]
+        for branch in valuation.branches:
+            assert self.asking is not None  # only a prover draws branches
+            sampled = trace.completion.token_ids[: trace.boundaries[branch.boundary]]
+            texts.append(self.asking.text_before_answer(trace.start.prefix, sampled) + branch.text)
+        return [(problem, text) for text in texts]
+
+    async def _verdicts(self, answers: set[str], problem: Problem) -> dict[str, Verdict]:
         """Half-written answers are not worth a warning."""
-        verdicts = await self.pool.grade([(answer, gold) for answer in sorted(answers)], log_failures=False)
-        return {answer: verdict.reward for answer, verdict in zip(sorted(answers), verdicts, strict=True)}
+        pairs = [(answer, problem.answer) for answer in sorted(answers)]
+        return dict(zip(sorted(answers), await self.pool.grade(pairs, log_failures=False), strict=True))
 
     async def _same(self, branches: Sequence[Branch]) -> dict[str, str]:
         """Answers are compared where branches vote, at the same boundary only."""
@@ -89,7 +109,7 @@ class TraceGrader:
                 here[branch.boundary].add(branch.answer)
         pairs = sorted(set(chain(*(pairs_to_compare(answers, rewards) for answers in here.values()))))
         verdicts = await self.pool.grade(pairs, log_failures=False)
-        equal = {pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.reward == 1.0}
+        equal = {pair for pair, verdict in zip(pairs, verdicts, strict=True) if is_right(verdict.reward)}
         return representatives(rewards, equal)
 
     def _answer_of_branch(self, text: str, finish_reason: FinishReason) -> str | None:
@@ -105,7 +125,7 @@ class TraceGrader:
         history.see(problem_id, answer)
         for branch in branches:
             history.see(problem_id, branch.answer)
-            if not branch.known:
+            if branch.judged and not branch.known:
                 history.learn_unknown(branch.reward)
 
     def _learn_steps(self, valuation: Valuation, branches: list[Branch], rewards: dict[str, float]) -> None:
@@ -114,47 +134,67 @@ class TraceGrader:
             return
         for sampled, branch in zip(valuation.branches, branches, strict=True):
             for look in () if sampled.is_shared else sampled.looks:
-                if look.taken is not None and not look.taken[1] and rewards[look.taken[0]] == 1.0:
+                if branch.judged and look.taken is not None and not look.taken[1] and is_right(rewards[look.taken[0]]):
                     self.asking.history.learn_step(look.step, branch.reward)
 
     async def _estimates(
         self, plans: Sequence[BoundaryPlan], branches: list[Branch], answers: list[AnswerProbability]
-    ) -> list[tuple[BoundaryPlan, Estimate, float]]:
+    ) -> list[_Valued]:
         """The values of boundaries in order, with the variance of each one's difference to the one before."""
         same = await self._same(branches)
-        estimates: list[tuple[BoundaryPlan, Estimate, float]] = []
+        estimates: list[_Valued] = []
         before: Estimate | None = None
         for plan in plans:
             here = [b for b in branches if b.boundary == plan.boundary]
             known = [a for a in answers if a.boundary == plan.boundary]
-            assert self.asking is not None  # only a prover makes plans
-            estimate = self.asking.estimator.estimate(GradedBoundary(plan, here, known, same))
+            estimate = self._estimate(plan, here, known, same)
             noise = float("nan") if before is None else variance_of_progress(before, estimate)
             estimates.append((plan, estimate, noise))
             before = estimate
         return estimates
 
-    async def regrade(self, records: Sampled, gold: Gold) -> Sampled:
+    def _estimate(
+        self, plan: BoundaryPlan, here: list[Branch], known: list[AnswerProbability], same: Mapping[str, str]
+    ) -> Estimate:
+        """Of the branches and answers that could be judged."""
+        assert self.asking is not None  # only a prover makes plans
+        judged, answers = [b for b in here if b.judged], [a for a in known if a.judged]
+        if (here and not judged) or (known and not here and not answers):
+            return NOT_JUDGED
+        return self.asking.estimator.estimate(GradedBoundary(plan, judged, answers, same))
+
+    async def regrade(self, records: Sampled, problem: Problem) -> Sampled:
         """Judge a recorded trace and its branches again. Look-ahead corrections of rewards stay, as their candidates
         are not recorded.
         """
-        (rollout,) = records.rollouts
+        (rollout,), gold = records.rollouts, problem.answer
         answer = self._answer_of_record(rollout)
         answers_of_branches = [self._answer_of_branch(b.text, b.finish_reason) for b in records.branches]
         known = [a.answer for a in records.answers]
-        first, *others = await self.pool.grade([(a, gold) for a in [answer, *answers_of_branches, *known]])
+        pairs = [(a, gold) for a in [answer, *answers_of_branches, *known]]
+        first, *others = await self.pool.grade(pairs, self._seen_in_records(records, problem.problem))
         graded = zip(records.branches, answers_of_branches, others[: len(answers_of_branches)], strict=True)
-        branches = [replace(b, answer=text, reward=verdict.reward) for b, text, verdict in graded]
+        branches = [replace(b, answer=text, reward=v.reward, judged=v.judged) for b, text, v in graded]
         of_known = zip(records.answers, others[len(answers_of_branches) :], strict=True)
-        answers = [replace(a, reward=verdict.reward) for a, verdict in of_known]
+        answers = [replace(a, reward=verdict.reward, judged=verdict.judged) for a, verdict in of_known]
         plans = [BoundaryPlan(v.boundary, v.branches, v.baseline) for v in records.values]
         estimates = await self._estimates(plans, branches, answers)
         values = [
             replace(v, value=e.value, variance=e.variance, progress_variance=noise)
             for v, (_, e, noise) in zip(records.values, estimates, strict=True)
         ]
-        graded_again = [replace(rollout, answer=answer, reward=first.reward)]
+        graded_again = [_with_verdict(replace(rollout, answer=answer, reward=first.reward), first, estimates)]
         return replace(records, rollouts=graded_again, branches=branches, answers=answers, values=values)
+
+    def _seen_in_records(self, records: Sampled, problem: str) -> list[Seen]:
+        """As :meth:`_seen_texts`."""
+        if not self.pool.verifier.sees_trace:
+            return []
+        (rollout,), texts = records.rollouts, [records.rollouts[0].text]
+        for branch in records.branches:
+            assert self.asking is not None
+            texts.append(self.asking.text_before_answer(b"", rollout.prefix(branch.boundary)) + branch.text)
+        return [(problem, text) for text in (*texts, *(a.answer for a in records.answers))]
 
     def _answer_of_record(self, rollout: Rollout) -> str | None:
         text = rollout.text
@@ -164,9 +204,21 @@ class TraceGrader:
         return self._extract_after_thought(text, rollout.finish_reason is not FinishReason.STOP)
 
 
+MarkedT = TypeVar("MarkedT", Branch, AnswerProbability)
+
+
+def _mark(record: MarkedT, verdict: Verdict) -> MarkedT:
+    return record if verdict.judged else replace(record, judged=False)
+
+
+def _with_verdict(rollout: Rollout, verdict: Verdict, estimates: Sequence[_Valued]) -> Rollout:
+    judged = verdict.judged and all(estimate is not NOT_JUDGED for _, estimate, _ in estimates)
+    return replace(rollout, judged=judged, reward_parts=[*verdict.parts])
+
+
 def pairs_to_compare(answers: set[str], rewards: Mapping[str, float]) -> list[tuple[str, str]]:
     """Pairs of answers that the verifier has to compare: right ones are known to be equivalent."""
-    return list(combinations(sorted(a for a in answers if rewards[a] < 1.0), 2))
+    return list(combinations(sorted(a for a in answers if not is_right(rewards[a])), 2))
 
 
 def representatives(rewards: Mapping[str, float], equal: Collection[tuple[str, str]]) -> dict[str, str]:
@@ -175,8 +227,8 @@ def representatives(rewards: Mapping[str, float], equal: Collection[tuple[str, s
     """
     representative: dict[str, str] = {}
     for answer in sorted(rewards):
-        right = rewards[answer] == 1.0
-        alike = (o for o in representative if (right and rewards[o] == 1.0) or (o, answer) in equal)
+        right = is_right(rewards[answer])
+        alike = (o for o in representative if (right and is_right(rewards[o])) or (o, answer) in equal)
         representative[answer] = representative[first] if (first := next(alike, None)) is not None else answer
     return representative
 

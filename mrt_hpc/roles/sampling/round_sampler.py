@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm, Starts, algorithm_of
-from mrt_hpc.algorithms.batch import batch_of
+from mrt_hpc.algorithms.batch import batch_of, part_weights
 from mrt_hpc.algorithms.overlong import treat_overlong
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.inference.sampler import Generator, RolloutPlan, RolloutSampler
@@ -251,10 +251,11 @@ def is_wanted(group: Sampled, recipe: Recipe, question_ids: Callable[[], Sequenc
     """Whether ``sampling.resample`` keeps a group where other problems are left."""
     match recipe.sampling.resample:
         case "outcome":
-            return len({rollout.reward for rollout in group.rollouts if not rollout.forced}) > 1
+            return len({rollout.reward for rollout in group.rollouts if rollout.judged and not rollout.forced}) > 1
         case "advantage":
-            batch = batch_of([Group(**vars(group), digest="")], question_ids)
-            return require_kind(recipe.algorithm, RolloutAlgorithm).has_signal(treat_overlong(batch, recipe))
+            batch = batch_of([Group(**vars(group), digest="")], question_ids, part_weights(recipe))
+            algorithm = require_kind(recipe.algorithm, RolloutAlgorithm)
+            return bool(batch.rollouts) and algorithm.has_signal(treat_overlong(batch, recipe))
     return True
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm, SupervisedAlgorithm
-from mrt_hpc.algorithms.batch import Batch, Learnt, batch_of
+from mrt_hpc.algorithms.batch import Batch, Learnt, batch_of, part_weights
 from mrt_hpc.algorithms.overlong import treat_overlong
 from mrt_hpc.algorithms.samples import SampleSource, write_samples
 from mrt_hpc.errors import Advice, UserError, retryable_error
@@ -167,7 +167,15 @@ class RolloutReader:
         if self.task.rank == 0 and (folder := self.task.layout.groups(self.iteration)).is_dir():
             # what is learnt stays: a task that committed a group may have been killed before it synced its name
             self.task.retry(partial(sync_names, folder), f"syncing {folder}")
-        batch = batch_of([self._groups[position] for position in sorted(self._groups)], self.question_ids)
+        groups = [self._groups[position] for position in sorted(self._groups)]
+        batch = batch_of(groups, self.question_ids, part_weights(self.task.recipe))
+        if not batch.rollouts:
+            raise UserError(
+                f"no trace of iteration {self.iteration} could be judged",
+                value=f"{batch.unjudged} traces",
+                where=self.task.layout.groups(self.iteration),
+                advice="correct the verifier, and begin another run",
+            )
         learnt = self._learn_batch(batch)
         if learnt.dropped_branches:
             why = "they were not sampled after the recipe's forced text"

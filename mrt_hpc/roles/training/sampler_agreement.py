@@ -1,13 +1,11 @@
 """Checks the first sampled group: the trainer's log-probabilities of its tokens must be the sampler's.
 
-Both load one weights version with different code: another number format, RoPE table or temperature, or a missing
-tensor, changes what is learnt without an error. The check runs once in an attempt, before its first update.
+Another number format, RoPE table or temperature, or a missing tensor, changes what is learnt without an error. The
+check runs once in an attempt, before its first update.
 
 It compares the mean absolute difference in nats, as a share of the sampler's mean negative log-likelihood where that is
-below one nat: at nearly certain tokens rounding and faults scale with the uncertainty. A few rare tokens off by whole
-nats in bfloat16 hardly move it; the largest difference, the share of capped weights or a KL estimate would end sound
-runs. Sound implementations reach 1e-6 in 32 bits, and 0.02 to 0.1 in bfloat16 (mixtures of experts up to 0.2, as
-rounding may choose another expert). A temperature of 1 for 0.5 reaches 0.4, a wrong tensor above 1.
+below one nat: there rounding and faults scale with the uncertainty. Sound implementations reach 1e-6 in 32 bits, and
+0.02 to 0.2 in bfloat16; a temperature of 1 for 0.5 reaches 0.4.
 """
 
 import logging

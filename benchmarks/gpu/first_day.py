@@ -1,8 +1,8 @@
 """What only a GPU can show: all of it in order, within 45 minutes on one H100 and without a network, into one JSON.
 
-    python tests/gpu/first_day.py --output first_day.json
-    python tests/gpu/first_day.py --steps facts attention parking --minutes 9 --output first_day.json
-    python tests/gpu/first_day.py --tiny --steps attention parking benchmark saving     # on a CPU, in a minute
+    python benchmarks/gpu/first_day.py --output first_day.json
+    python benchmarks/gpu/first_day.py --steps facts attention parking --minutes 9 --output first_day.json
+    python benchmarks/gpu/first_day.py --tiny --steps attention parking benchmark saving     # on a CPU, in a minute
 
 Each step is a process of its own with a time limit. What it has found is in the JSON after each of its parts, so a day
 that is cut off keeps what it has. An error is written there with its traceback, and the next step goes on; a step that
@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-TESTS, ROOT = HERE.parent, HERE.parents[1]
+ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from mrt_hpc.run.atomic import write_json  # noqa: E402
@@ -127,7 +127,7 @@ def _command(step: Step, file: Path, folder: Path) -> list[str]:
 
 
 def _import_path() -> str:
-    own = [HERE, ROOT / "benchmarks", TESTS / "integration", ROOT]
+    own = [HERE, HERE.parent, ROOT / "tests" / "integration", ROOT]
     return os.pathsep.join([*map(str, own), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
