@@ -7,8 +7,6 @@ varies over problems (Miller 2024, *Adding Error Bars to Evals*, clustered stand
 - **Tokens**: a t interval of their mean's logarithm.
 - **Differences**: t over the paired differences of problems; of arms of several training seeds, see ``crossed_gain``.
 - **Ratios of sums** over problems: t of the linearised ratio (Cochran 1977, *Sampling Techniques*, Section 6.4).
-
-``benchmarks/bench_coverage.py`` measures all of this; its table lies in ``benchmarks/results/coverage``.
 """
 
 import math

@@ -6,9 +6,6 @@ boundary; at most ``max_cuts`` cuts; then every ``group_size`` consecutive steps
 beyond ``max_episodes`` join the last one.
 
 A cut that falls inside a token moves to that token's start: the marker stays whole, in the episode that it opens.
-
-The credit of an episode reaches further than its text: whether an episode ends is a choice of the policy, and the
-tokens that make it belong to the episode that they end (:func:`credit_bounds`).
 """
 
 import re

@@ -5,8 +5,7 @@ after the thought gets A_outcome only. With the authors' credit, the progress V_
 A trace whose thought the token limit cut has reward 0 and its last boundary is the cut. :mod:`mrt_hpc.mrt.values`
 estimates the values.
 
-A baseline, and the extent of a credit, depend on the prefix alone and never on the action that is credited. So their
-expected gradients are zero, and a credit pays for what an action brings, not for what it is.
+A baseline, and the extent of a credit, depend on the prefix alone and never on the action that is credited.
 """
 
 from collections.abc import Hashable, Sequence

@@ -1,12 +1,11 @@
-"""The losses of the policy gradient, each a section of the recipe. A loss says what a token adds to the objective;
-``losses`` sums it up, and ``engine`` divides by what ``training.aggregation`` says.
+"""The losses of the policy gradient, each a section of the recipe. A loss says what a token adds to the objective.
 
 To add one, write a subclass of ``Loss`` and add its name to :data:`mrt_hpc.recipe.kinds.LOSSES`; or name a class of
-any module in the recipe as ``training: {loss: {type: my_module:MyLoss}}``. Recipes are checked where torch is not
-installed, so this module calls methods of tensors and imports no torch.
+any module in the recipe as ``training: {loss: {type: my_module:MyLoss}}``. This module
+imports no torch: recipes are checked without it.
 
-With pi the trained policy, pi_old the same before the first step of the iteration, and mu the policy that sampled the
-tokens: rho = pi / pi_old, w = min(pi_old / mu, importance_cap) without gradient, and sg() passes no gradient on.
+With the policies of ``losses``: rho = pi / pi_old, w = min(pi_old / mu, importance_cap) without gradient, and sg()
+passes no gradient on.
 """
 
 from abc import abstractmethod

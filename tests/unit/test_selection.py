@@ -171,7 +171,7 @@ def test_a_trace_that_was_cut_is_learnt_or_left_out_of_the_loss_or_penalised() -
     for aggregation, divisor in divisors.items():
         training = Training(learning_rate=1e-3, aggregation=Aggregation(aggregation))
         engine: Any = SimpleNamespace(settings=TrainerSettings(training, 1, 1.0, longest_trace=8))
-        assert TrainerEngine._divisor(engine, [0, 4, 0, 0]) == divisor
+        assert TrainerEngine.divisor(engine, [0, 4, 0, 0]) == divisor
 
 
 FORCED = [90, 91]
