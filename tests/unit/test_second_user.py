@@ -41,11 +41,12 @@ LINES = {
     "container check": ["THEIRS/image.sif", ""],
     "container shell": ["THEIRS/image.sif", ""],
     "cost": ["RUN"],
-    "data prepare": ["THEIRS/rows.jsonl made.jsonl --force", "THEIRS/data made.jsonl --force",
+    "data prepare": [f"hub:{HUB_DATA} THEIRS/open/rows.jsonl --force",
+                     "THEIRS/rows.jsonl made.jsonl --force", "THEIRS/data made.jsonl --force",
                      "THEIRS/pipe.jsonl made.jsonl --force", f"hub:{HUB_DATA} made.jsonl --force",
                      f"{ROWS} THEIRS/open/rows.jsonl --force"],
     "data check": ["THEIRS/rows.jsonl", "THEIRS/pipe.jsonl", f"{ROWS} --verifier {MODULE}:Mine", ROWS],
-    "data fetch": [f"hub:{HUB_DATA} fetched.jsonl --force", f"hub:{HUB_DATA} THEIRS/open/rows.jsonl --force"],
+    "data fetch": [f"hub:{HUB_DATA} fetched.jsonl --force"],
     "doctor": ["--site local", "--recipe quickstart"],
     "explain": ["RUN"],
     "fork": ["RUN --at 0 --run NEW", "RUN --at 0 --run NEW --site OWN"],
@@ -82,7 +83,6 @@ OPTIONS: dict[str, list[str]] = {
     "csv": ["THEIRS/open/numbers.csv"], "csv_file": ["THEIRS/open/numbers.csv"], "page": ["THEIRS/open/page.html"],
     "output": ["THEIRS/open/site.yaml"],
     "against": ["THEIRS/rows.jsonl"],
-    "model": ["THEIRS/model", "THEIRS/piped_model"],
     "cache": ["THEIRS/hub_home/hub"],
 }  # fmt: skip
 """What is typed for each option that takes a path, or a name of something that may be another user's."""
