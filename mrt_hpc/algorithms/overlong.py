@@ -15,7 +15,7 @@ def treat_overlong(batch: Batch, recipe: Recipe) -> Batch:
     match training.overlong:
         case "mask":
             return replace(batch, masks_cut=True)
-        case "penalise":
+        case "penalise" if batch.rollouts:
             limit = recipe.schedule.max_tokens(batch.rollouts[0].iteration, recipe.sampling.max_tokens)
             lengths = np.array(batch.lengths, dtype=np.float64)
             return replace(batch, penalties=overlong_penalties(lengths, limit, training.overlong_buffer or limit))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mrt_hpc.analysis.figures import LineFigure, Panel, line_of
-from mrt_hpc.analysis.findings import Analysis, Cell, DataTable
+from mrt_hpc.analysis.findings import Analysis, Cells, DataTable, data_table
 from mrt_hpc.analysis.intervals import FloatArray, IntervalEstimate
 from mrt_hpc.mrt.gradient_signal import GradientSignal, Interval, alignment
 
@@ -38,14 +38,11 @@ def analyse_estimators(measured: MeasuredEstimators) -> Analysis:
         signals["through Adam"] = GradientSignal.of(measured.scaled_gram, measured.seed)
     plain = signals["plain"]
     rows = [row for way, signal in signals.items() for row in _rows(measured, way, signal)]
-    columns = ("gradient", "estimator", "counting", "batch", "snr", "low", "high", "alignment", "low", "high")
+    columns = "gradient estimator counting batch snr low high alignment low high"
     pairs = [row for way, signal in signals.items() for row in _cosines(measured, way, signal)]
     verdicts = tuple(sentence_on(measured, plain, other) for other in _compared(measured))
     return Analysis(
-        (
-            DataTable(NAME, columns, tuple(rows)),
-            DataTable("cosines", ("gradient", "estimator", "other", "cosine", "low", "high"), tuple(pairs)),
-        ),
+        (data_table(NAME, columns, rows), data_table("cosines", "gradient estimator other cosine low high", pairs)),
         (_figure(measured, plain),),
         DataTable(f"{NAME}: signal to noise", *_summary(measured, signals)),
         verdicts,
@@ -59,24 +56,24 @@ def batch_of_equal_price(measured: MeasuredEstimators, counting: int, estimator:
     return float(measured.gram.shape[1] * prices[0] / prices[estimator])
 
 
-def _rows(measured: MeasuredEstimators, way: str, signal: GradientSignal) -> Iterator[tuple[Cell, ...]]:
+def _rows(measured: MeasuredEstimators, way: str, signal: GradientSignal) -> Iterator[Cells]:
     for number, name in enumerate(measured.names):
         for counting, counted in enumerate(COUNTINGS):
             batch = batch_of_equal_price(measured, counting, number)
             snr = signal.snr(number, batch)
-            yield way, name, counted, batch, *_cells(snr), *_cells(alignment(snr))
+            yield way, name, counted, batch, _estimate(snr), _estimate(alignment(snr))
 
 
-def _cosines(measured: MeasuredEstimators, way: str, signal: GradientSignal) -> Iterator[tuple[Cell, ...]]:
+def _cosines(measured: MeasuredEstimators, way: str, signal: GradientSignal) -> Iterator[Cells]:
     for first, name in enumerate(measured.names):
         for second, other in enumerate(measured.names[:first]):
             found = signal.cosine(first, second)
-            yield way, name, other, *((NOT_RESOLVED, "", "") if found is None else _cells(found))
+            yield way, name, other, *((NOT_RESOLVED, "", "") if found is None else (_estimate(found),))
 
 
 def _summary(
     measured: MeasuredEstimators, signals: dict[str, GradientSignal]
-) -> tuple[tuple[str, ...], tuple[tuple[Cell, ...], ...]]:
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     ways = [*COUNTINGS, "alignment", "cosine with the run's own", *[way for way in signals if way != "plain"]]
     plain, rows = signals["plain"], []
     for number, name in enumerate(measured.names):
@@ -109,16 +106,16 @@ def _figure(measured: MeasuredEstimators, signal: GradientSignal) -> LineFigure:
             batches = signal.groups * 2.0 ** np.arange(-3, 4)
             points = [alignment(signal.snr(number, float(batch))) for batch in batches]
             spent = batches * measured.prices[counting, number]
-            lines.append(line_of(name, spent, [IntervalEstimate(*_cells(point)) for point in points]))
-        label = "alignment with the mean, 95 % interval" if counting == 0 else ""
+            lines.append(line_of(name, spent, map(_estimate, points)))
+        label = "alignment with the mean, 95 % interval"
         title = f"Gradients of {measured.source}" if counting == 0 else ""
         panels.append(Panel(title, f"{counted} of a batch", label, tuple(lines), logarithmic=True))
     return LineFigure(NAME, tuple(panels))
 
 
-def _cells(found: Interval) -> tuple[float, float, float]:
-    return found.value, found.low, found.high
+def _estimate(found: Interval) -> IntervalEstimate:
+    return IntervalEstimate(found.value, found.low, found.high)
 
 
 def _text(found: Interval | None) -> str:
-    return NOT_RESOLVED if found is None else f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
+    return NOT_RESOLVED if found is None else _estimate(found).decimals(".2f")

@@ -67,11 +67,7 @@ def _refuse_special(source: "ProblemFile", prompter: Prompter, problems: list[Pr
             value=", ".join(list(specials)[:PROMPTS_NAMED]),
             where=f"{source.field}, {source.path}",
             expected="problems whose text becomes plain tokens",
-            advice=Advice(
-                "write these texts in another way, or leave the problems out; mrt-hpc data check FILE "
-                "--model {name_or_path} names their lines",
-                name_or_path=prompter.tokenizer.name_or_path,
-            ),
+            advice="write these texts in another way, or leave the problems out",
         )
 
 

@@ -1,8 +1,8 @@
 """The losses of the policy gradient, each a section of the recipe. A loss says what a token adds to the objective.
 
 To add one, write a subclass of ``Loss`` and add its name to :data:`mrt_hpc.recipe.kinds.LOSSES`; or name a class of
-any module in the recipe as ``training: {loss: {type: my_module:MyLoss}}``. This module
-imports no torch: recipes are checked without it.
+any module in the recipe as ``training: {loss: {type: my_module:MyLoss}}``. This module imports no torch: recipes are
+checked without it.
 
 With the policies of ``losses``: rho = pi / pi_old, w = min(pi_old / mu, importance_cap) without gradient, and sg()
 passes no gradient on.
