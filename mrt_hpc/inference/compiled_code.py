@@ -2,9 +2,9 @@
 
 vLLM, Inductor and Triton compile for a minute or more, into a folder of the node that most clusters empty after each
 job. The first server writes an archive for each kind of GPU, software, model shape and settings. The archive is
-executed, so only this user may enter its folder. Servers share no folder of caches: Inductor locks files there, and
-not every shared filesystem has locks.
+executed, so only this user may enter its folder.
 """
+# Servers share no folder of caches: Inductor locks files there, and not every shared filesystem has locks.
 
 import fcntl
 import hashlib

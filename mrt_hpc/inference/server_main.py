@@ -1,10 +1,10 @@
 """Entry module of the vLLM server: ``python -m mrt_hpc.inference.server_main`` loads vLLM, and then takes from its
-standard input what to serve. Meanwhile its owner verifies the weights and reads the tokenizer.
+standard input what to serve.
 
 No process of the server outlives its owner, even a killed one: a remaining engine would hold its GPU. vLLM's ``spawn``
 imports this module in engine and workers as ``__mp_main__``; there the process asks the kernel for a signal when its
-parent dies (a fork on CPU does so in `mrt_hpc.inference.vllm_on_cpu`). The server itself watches its parent instead:
-the kernel's signal follows the *thread* that started a process, which may end.
+parent dies. The server itself watches its parent: the kernel's signal follows the *thread* that started a process,
+which may end.
 
 Imports nothing of the training stack: login nodes import it.
 """

@@ -253,6 +253,7 @@ def _on_cpu(settings: ServerSettings) -> dict[str, object]:
     cache = settings.kv_cache_gib
     return {
         "worker-cls": "mrt_hpc.inference.seeded_noise.CountingWorker",
+        "scheduler-cls": "mrt_hpc.inference.vllm_on_cpu.HoldingScheduler",
         **({} if cache is None else {"kv-cache-memory-bytes": int(cache * 2**30)}),
     }
 

@@ -68,8 +68,7 @@ def credit_bounds(
 
     An episode ends by a choice: at the same prefix the policy may write the marker that opens the next episode, the
     closing tag, or any other token, with which the episode goes on. All of them get the credit of this episode, so that
-    the extent of a credit depends on the prefix alone. (The paper's log pi(z_j) contains the end of z_j.) If the
-    closing tag had no credit, every positive credit would pay for not writing it.
+    the extent of a credit depends on the prefix alone.
 
     Args:
         pieces: [T] the bytes of each token of the trace, answer included.

@@ -49,10 +49,7 @@ def token_advantages(
         dense: [B] of arrays [T_i], the credit of each token, see :func:`token_credits`.
         alpha: weight of the credit against the outcome, in units of the reward. With OUTCOME_GROUP_STD the outcome
             alone is divided, so alpha weighs as much as alpha times the group's deviation does elsewhere.
-        baseline: with which a reward is compared.
-        normalise: what the sum is divided by.
         failed: [B] see :func:`mrt_hpc.mrt.grpo.failed_groups`.
-        without_outcome: what is learnt of these rollouts.
 
     Source: paper, Section 6 (outcome reward and dense bonus); Kazemnejad et al. (2024), VinePPO, for the baseline of
     the prefix.

@@ -78,10 +78,6 @@ def majority_at_k(counts: AnswerCounts, k: int) -> float:
     sum goes over the votes v for the right answer, and over the number t of wrong classes with as many votes, each of
     which leaves the right answer a share of 1 / (1 + t).
 
-    Args:
-        counts: of the n answers.
-        k: the voters.
-
     Raises:
         ValueError: k exceeds n, or is below 1.
 

@@ -1,5 +1,5 @@
 """vLLM on CPU. The noise of samples: keys of steps by seed and place, through the operation of vLLM that draws with
-them. The process of its engine.
+them. The tokens that its scheduler holds back: nothing is lost, doubled or moved.
 """
 
 import json
@@ -16,10 +16,18 @@ import torch
 from scipy.stats import chi2
 
 pytest.importorskip("vllm")
-from numpy.typing import NDArray
+from collections.abc import Callable
 
-from mrt_hpc.inference import seeded_noise
+from numpy.typing import NDArray
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.metrics.stats import PrefillStats
+from vllm.v1.outputs import LogprobsLists
+
+from mrt_hpc.inference import seeded_noise, vllm_on_cpu
 from mrt_hpc.inference.seeded_noise import step_keys
+from mrt_hpc.inference.vllm_on_cpu import HoldingScheduler
 from mrt_hpc.run.retries import wait_until
 
 P = torch.tensor([0.3, 0.25, 0.2, 0.1, 0.08, 0.05, 0.02])
@@ -105,6 +113,74 @@ def test_only_the_tokens_of_top_k_and_top_p_are_drawn_and_log_probabilities_are_
         assert set(ids.tolist()) == set(range(kept))
         assert torch.allclose(logprobs[0, :kept].exp(), P[:kept] / P[:kept].sum())
         assert bool(logprobs[0, kept:].isneginf().all())
+
+
+def token(request: str, place: int, **more: Any) -> EngineCoreOutput:
+    if place == 0:
+        more["prefill_stats"] = PrefillStats()
+    ids, values = np.array([[place, 7, 8]]), np.array([[-float(place), -0.1, -0.2]], np.float32)
+    return EngineCoreOutput(request, [place], LogprobsLists(ids, values, np.array([1])), **more)
+
+
+def update(_: object, __: object, outputs: list[EngineCoreOutput]) -> dict[int, EngineCoreOutputs]:
+    return {0: EngineCoreOutputs(outputs=outputs)} if outputs else {}
+
+
+def finish(_: object, names: list[str], __: object) -> list[SimpleNamespace]:
+    return [SimpleNamespace(request_id=name) for name in names]
+
+
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> HoldingScheduler:
+    """One whose steps give the outputs that a test names, and which has given a token of each of two requests and holds
+    the next ones. A token waits as long as it takes.
+    """
+    monkeypatch.setattr(Scheduler, "__init__", lambda self: setattr(self, "_pause_state", PauseState.UNPAUSED))
+    monkeypatch.setattr(Scheduler, "update_from_output", update)
+    monkeypatch.setattr(Scheduler, "has_finished_requests", lambda _: False)
+    monkeypatch.setattr(Scheduler, "finish_requests", finish)
+    monkeypatch.setattr(vllm_on_cpu, "LONGEST_S", float("inf"))
+    made: Callable[[], HoldingScheduler] = HoldingScheduler
+    scheduler = made()
+    scheduler.requests = {name: SimpleNamespace(client_index=0) for name in "ab"}
+    assert passed_on(scheduler, token("a", 0), token("b", 0)) == [("a", [0]), ("b", [0])]
+    assert passed_on(scheduler, token("a", 1), token("b", 1)) == []
+    return scheduler
+
+
+def passed_on(scheduler: HoldingScheduler, *outputs: EngineCoreOutput) -> list[tuple[str, list[int]]]:
+    found = scheduler.update_from_output(None, list(outputs))
+    given = [output for one in found.values() for output in one.outputs]
+    for output in given:
+        told = output.new_logprobs
+        assert told.logprob_token_ids[:, 0].tolist() == output.new_token_ids
+        assert told.logprobs[:, 0].tolist() == [-place for place in output.new_token_ids]
+        assert told.logprobs.shape == (len(output.new_token_ids), 3)
+        assert told.sampled_token_ranks.shape == (len(output.new_token_ids),)
+    return [(output.request_id, output.new_token_ids) for output in given]
+
+
+def test_the_last_token_takes_those_that_were_held_with_it(scheduler: HoldingScheduler) -> None:
+    """Also those of a step that asked for more log-probabilities, of which a sample keeps its own."""
+    wide = token("a", 2)
+    wide.new_logprobs = LogprobsLists(*(np.repeat(one, 3, axis=-1) for one in wide.new_logprobs[:2]), np.array([1]))
+    assert passed_on(scheduler, wide, token("b", 2)) == []
+    assert passed_on(scheduler, token("a", 3, finish_reason=FinishReason.STOP), token("b", 3)) == [("a", [1, 2, 3])]
+    assert passed_on(scheduler, token("b", 4, finish_reason=FinishReason.LENGTH)) == [("b", [1, 2, 3, 4])]
+
+
+def test_all_are_passed_on_in_time_and_in_a_pause(scheduler: HoldingScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(vllm_on_cpu, "LONGEST_S", 0.0)
+        assert passed_on(scheduler, token("b", 2)) == [("a", [1]), ("b", [1, 2])]
+    assert passed_on(scheduler, token("a", 2), token("b", 3)) == []
+    assert not scheduler.has_finished_requests()
+    scheduler.finish_requests(["a"], None)
+    del scheduler.requests["a"]
+    scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    assert scheduler.has_finished_requests(), "the engine takes a step, in which nothing is sampled"
+    assert passed_on(scheduler) == [("b", [3])]
+    assert not scheduler.has_finished_requests()
 
 
 # -- the process that a server forks for its engine

@@ -34,7 +34,7 @@ ROOMS: dict[str, int] = {
     "evaluate": 460,
     "hub": 140,  # what a hub answers is no path; a cache that others can change is not written to
     "images": 200,
-    "inference": 2140,  # imports of files that were cut by concept
+    "inference": 2200,  # imports of files that were cut by concept
     "modes": 400,
     "mrt": 760,  # credits, and the tokens that end an episode; signal and noise of gradients
     "plan": 1280,  # hours of nodes that are given whole, the tasks that fill them, and shapes in place of 45 recipes
@@ -54,7 +54,6 @@ SHORT: dict[str, str] = {
     "backends/local/site.py": "each back end has a site",
     "domains/domain.py": "what other rooms ask a domain, so that they name none",
     "inference/ray_node_main.py": "the main module of a process",
-    "inference/vllm_on_cpu.py": "imported by the process of a server alone",
     "recipe/choices.py": "imported without the classes of the registry",
     "run/seeds.py": "where every seed comes from",
     "run/wandb_runs.py": "status reads it without the libraries of the upload",

@@ -163,9 +163,6 @@ def submit_arrays(
 
     Returns:
         Name and id of each job submitted or found.
-
-    Raises:
-        UserError: sbatch fails or refuses; or a job waits for one that was never submitted.
     """
     layout = plain_paths.require_plain_path(layout, site.container)
     ids, partly = dict(known_ids), lost_tasks or {}
