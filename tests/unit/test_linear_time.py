@@ -18,7 +18,7 @@ from mrt_hpc.mrt.episodes import cut_episodes
 from mrt_hpc.mrt.votes import cleaned_answer
 from mrt_hpc.provers.box_tokens import Closing, box_end, could_end
 from mrt_hpc.recipe.base import require_kind
-from mrt_hpc.recipe.kinds import VERIFIERS
+from mrt_hpc.recipe.kinds import SINGLE_VERIFIERS
 from mrt_hpc.recipe.registry import import_name
 from mrt_hpc.recipe.sections import Episodes
 
@@ -55,7 +55,7 @@ def _of_rules_and_verifiers() -> Iterator[tuple[str, Seeing]]:
     for name, rule in RULES.items():
         yield f"rule {name}", rule
         yield f"rule {name} in a thought", partial(rule, thinking=True)
-    for name, where in VERIFIERS.built_in.items():
+    for name, where in SINGLE_VERIFIERS.built_in.items():  # the parts of a weighted one are among them
         verifier = require_kind(import_name(where)(), Verifier)
         if type(verifier).extract is not Verifier.extract:  # which is one of the rules
             yield f"extract of {name}", verifier.extract
