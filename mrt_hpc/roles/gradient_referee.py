@@ -40,6 +40,7 @@ from mrt_hpc.training.settings import TrainingSequence
 
 FEWEST = 4
 COLUMNS = 1 << 16
+TIMED = 8  # gradients, after which the cost of all is told
 
 Tell = Callable[[str], object]
 
@@ -103,10 +104,10 @@ class GradientRows:
 
     def _tell_cost(self) -> None:
         self.done += 1
-        if self.done == 1:
+        if self.done == 1:  # which also takes what is done once
             self.started = time.monotonic()
-        elif self.done == 2:
-            each = time.monotonic() - self.started
+        elif self.done == TIMED:
+            each = (time.monotonic() - self.started) / (TIMED - 1)
             self.tell(f"{self.wanted} gradients, about {each:.2g} s each: {each * self.wanted / 60:.1f} minutes")
 
     @property

@@ -15,11 +15,17 @@ from forked_commands import start_command
 
 AT_WORK = "; running "
 """The line of progress of a command holds this once a task runs."""
+COMPUTES = " gradients, about "
+"""A line of ``analyze gradients`` holds this after its first ones."""
 NOWHERE = {"HF_ENDPOINT": "http://127.0.0.1:9", "SLURM_CONF": os.devnull}
 """No hub and no cluster is reached, whether or not the machine of the tests has a network and a controller."""
 KEPT = ("OMP_WAIT_POLICY", "PYTHONDONTWRITEBYTECODE")
 """The tests say with these how busy their machine is, and who compiles."""
 LONGEST_S = 2400
+
+
+def is_at_work(line: str) -> bool:
+    return AT_WORK in line or COMPUTES in line
 
 
 class Ended(NamedTuple):
@@ -77,7 +83,7 @@ class NewUser:
             os.close(above)
             return Ended(process.wait(LONGEST_S), printed.decode())
 
-    def begins(self, *words: object, when: Callable[[str], bool] = lambda line: AT_WORK in line) -> Ended:
+    def begins(self, *words: object, when: Callable[[str], bool] = is_at_work) -> Ended:
         """The same until a line tells that it is at work, and then Ctrl-C; all that it printed."""
         with self.started(*words) as process:
             assert process.stdout is not None
