@@ -316,7 +316,9 @@ def sparkline(series: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
     """
     parts = min(len(series), width)
     bounds = [len(series) * part // parts for part in range(parts + 1)] if parts else []
-    means = [sum(series[a:b]) / (b - a) for a, b in pairwise(bounds)]
+    largest = max(map(abs, series), default=0.0) or 1.0
+    # Divided by the largest, finite numbers have finite sums and differences.
+    means = [sum(value / largest for value in series[a:b]) / (b - a) for a, b in pairwise(bounds)]
     low, high = min(means, default=0.0), max(means, default=0.0)
     if high == low:
         return blocks[len(blocks) // 2] * len(means)

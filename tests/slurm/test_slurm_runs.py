@@ -148,7 +148,7 @@ def test_a_colocated_segment_is_one_job_that_comes_back(cluster: Cluster, runs: 
     assert [one.name for one in read_plan(layout.plan).jobs] == ["prepare", SEGMENT, "report"]
     events = [event for event in read_events(layout.events) if event.get("job") == SEGMENT]
     begins = [(e["attempt"][-1], e["rank"]) for e in events if e["kind"] == EventKind.TASK_STARTED]
-    assert sorted(begins) == [(n, rank) for n in "01" for rank in range(RANKS + 1)]
+    assert sorted(begins) == [(n, rank) for n in "01" for rank in range(RANKS + 1)], all_logs(cluster, layout)
     pushed_out, last = [e["outcome"] for e in events if e["kind"] == EventKind.TASK_ENDED and e["rank"] == 0]
     assert pushed_out in (TaskState.GAVE_BACK, TaskState.STOPPED)
     assert last == TaskState.DONE
