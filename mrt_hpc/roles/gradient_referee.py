@@ -66,7 +66,7 @@ def measure_estimators(
     trainer = gradient_trainer(trainer_settings(recipe), layout.weights_version(number))
     overlong = treat_overlong(batch, recipe)
     learnt = [_sequences(estimator, overlong, recipe, number) for estimator in estimators]
-    scales, remark = _scales(layout, trainer, number, learnt[0])
+    scales, remark = _scales(layout, trainer, number)
     rows = GradientRows(trainer, scales, seed, tell, len(estimators) * problems)
     gradients = [rows.of(sequences) for sequences in learnt]
     grams = [_gram([of[way] for of in gradients], sorted(set(batch.problem_ids))) for way in range(len(gradients[0]))]
@@ -150,13 +150,12 @@ def _question_ids(layout: RunLayout, recipe: Recipe, version: int) -> Sequence[i
     return Prompter.of(layout.weights_version(version), recipe.prompt).ids(recipe.prover.question)
 
 
-def _scales(
-    layout: RunLayout, trainer: TrainerEngine, version: int, own: Sequence[TrainingSequence]
-) -> tuple[list[torch.Tensor], str]:
-    if not (path := layout.checkpoint(version)).is_dir():
-        return [], f"not through Adam's scaling, as there is no checkpoint after {version} iterations"
-    scales = adam_scales(trainer, *second_moments(path), own)
-    return scales, f"Adam's scaling is that of the checkpoint after {version} iterations with the run's own gradient"
+def _scales(layout: RunLayout, trainer: TrainerEngine, version: int) -> tuple[list[torch.Tensor], str]:
+    """Of the step that the run took here."""
+    if not (path := layout.checkpoint(version + 1)).is_dir():
+        return [], f"not through Adam's scaling, as there is no checkpoint after {version + 1} iterations"
+    scales = adam_scales(trainer, *second_moments(path))
+    return scales, f"Adam's scaling is that of the step of iteration {version}, from the checkpoint after it"
 
 
 def _sequences(estimator: GradientEstimator, batch: Batch, recipe: Recipe, iteration: int) -> list[TrainingSequence]:
