@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm, algorithm_of
-from mrt_hpc.algorithms.batch import Batch, batch_of, part_weights
+from mrt_hpc.algorithms.batch import LEAST_ADVANTAGE, Batch, batch_of, part_weights
 from mrt_hpc.algorithms.estimators import GradientEstimator, estimators_of
 from mrt_hpc.algorithms.overlong import treat_overlong
 from mrt_hpc.analysis.estimator_signals import MeasuredEstimators
@@ -64,19 +64,18 @@ def measure_estimators(
     estimators, remarks = estimators_of(own, recipe)
     verify(layout.weights_version(number))
     trainer = gradient_trainer(trainer_settings(recipe), layout.weights_version(number))
-    overlong = treat_overlong(batch, recipe)
-    learnt = [_sequences(estimator, overlong, recipe, number) for estimator in estimators]
+    learnt, equal = distinct(estimators, treat_overlong(batch, recipe), derive_seed(recipe.seed, "trainer", number))
     scales, remark = _scales(layout, trainer, number)
-    rows = GradientRows(trainer, scales, seed, tell, len(estimators) * problems)
-    gradients = [rows.of(sequences) for sequences in learnt]
+    rows = GradientRows(trainer, scales, seed, tell, len(learnt) * problems)
+    gradients = [rows.of(sequences) for _, sequences in learnt]
     grams = [_gram([of[way] for of in gradients], sorted(set(batch.problem_ids))) for way in range(len(gradients[0]))]
     return MeasuredEstimators(
-        tuple(estimator.name for estimator in estimators),
-        _prices(estimators, batch.costs),
+        tuple(estimator.name for estimator, _ in learnt),
+        _prices([estimator for estimator, _ in learnt], batch.costs),
         grams[0],
         grams[1] if scales else None,
         f"{layout.root.name}{AT}{number}",
-        (*remarks, remark, rows.remark),
+        (*remarks, *equal, remark, rows.remark),
         seed,
     )
 
@@ -158,10 +157,29 @@ def _scales(layout: RunLayout, trainer: TrainerEngine, version: int) -> tuple[li
     return scales, f"Adam's scaling is that of the step of iteration {version}, from the checkpoint after it"
 
 
-def _sequences(estimator: GradientEstimator, batch: Batch, recipe: Recipe, iteration: int) -> list[TrainingSequence]:
-    seed_generators(derive_seed(recipe.seed, "trainer", iteration))
-    learnt = estimator.algorithm.learnt(batch)
-    return [*learnt.sequences, *learnt.branches]
+def distinct(
+    estimators: Sequence[GradientEstimator], batch: Batch, seed: int
+) -> tuple[list[tuple[GradientEstimator, list[TrainingSequence]]], list[str]]:
+    """Estimators with what they learn; and a sentence on each that learns what an earlier one of its price does."""
+    found, equal = list[tuple[GradientEstimator, list[TrainingSequence]]](), list[str]()
+    for estimator in estimators:
+        seed_generators(seed)
+        learnt = estimator.algorithm.learnt(batch)
+        mine, pays = [*learnt.sequences, *learnt.branches], estimator.pays_for_branches
+        for other, its in found:
+            if other.pays_for_branches == pays and len(its) == len(mine) and all(map(_is_same, its, mine)):
+                equal.append(f"{estimator.name} is left out: of these groups it learns what {other.name} does")
+                break
+        else:
+            found.append((estimator, mine))
+    return found, equal
+
+
+def _is_same(one: TrainingSequence, other: TrainingSequence) -> bool:
+    tokens = (one.prompt_ids, one.token_ids) == (other.prompt_ids, other.token_ids)
+    if not tokens or not np.array_equal(one.mask, other.mask):
+        return False
+    return np.allclose(one.advantages[one.mask], other.advantages[one.mask], rtol=0, atol=LEAST_ADVANTAGE)
 
 
 def _prices(estimators: Sequence[GradientEstimator], costs: Sequence[GroupStatistics]) -> FloatArray:
