@@ -36,7 +36,7 @@ ANSWER = "So the final answer is \\boxed{"
 TIME_IS_UP = "Time is up. The final answer is \\boxed{"  # what a prover forces
 TAUGHT_SEED = 1  # of the problems shown; those measured on are drawn with 0
 BATCH, LEARNING_RATE = 8, 5e-5
-TAUGHT_STEPS, PROBLEMS = 20, 64
+TAUGHT_STEPS, PROBLEMS = 8, 8
 
 
 @dataclass(frozen=True)

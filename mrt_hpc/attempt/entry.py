@@ -39,8 +39,7 @@ from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 log = logging.getLogger(__name__)
 
 RoleFunction = Callable[["Task"], None]
-NO_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}
-"""Bars of libraries hide other lines."""
+NO_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}  # bars of libraries hide the lines of the role
 NEAR_LIMIT_S = 150.0
 """A requeue signal that arrives within so many seconds of the time limit was sent because of the limit."""
 

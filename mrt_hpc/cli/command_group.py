@@ -28,8 +28,7 @@ SECTIONS = {
 }
 CONTINUED = frozenset({"submit", "resume", "fork", "eval", "analyze"})
 """They go on with what they have begun."""
-KEEPS_NOTHING = "mrt_hpc.keeps_nothing"
-"""In the context of a command that does not."""
+KEEPS_NOTHING = "mrt_hpc.keeps_nothing"  # in the context of a command that does not
 
 
 class CommandGroup(click.Group):

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm, algorithm_of
-from mrt_hpc.algorithms.batch import LEAST_ADVANTAGE, Batch, batch_of, part_weights
+from mrt_hpc.algorithms.batch import LEAST_ADVANTAGE, Batch
 from mrt_hpc.algorithms.estimators import GradientEstimator, estimators_of
-from mrt_hpc.algorithms.overlong import treat_overlong
+from mrt_hpc.algorithms.learnt_batch import learnt_batch
 from mrt_hpc.analysis.estimator_signals import MeasuredEstimators
 from mrt_hpc.analysis.intervals import FloatArray
 from mrt_hpc.errors import Advice, UserError
@@ -52,7 +52,7 @@ def measure_estimators(
     own, recipe = _rollout_algorithm(layout, recipe)
     number = _chosen_version(layout, version)
     groups = read_iteration(layout, number)
-    batch = batch_of(groups, lambda: _question_ids(layout, recipe, number), part_weights(recipe))
+    batch = learnt_batch(groups, recipe, lambda: _question_ids(layout, recipe, number))
     if (problems := len(set(batch.problem_ids))) < FEWEST:
         raise UserError(
             "too few problems for an interval over problems",
@@ -64,7 +64,7 @@ def measure_estimators(
     estimators, remarks = estimators_of(own, recipe)
     verify(layout.weights_version(number))
     trainer = gradient_trainer(trainer_settings(recipe), layout.weights_version(number))
-    learnt, equal = distinct(estimators, treat_overlong(batch, recipe), derive_seed(recipe.seed, "trainer", number))
+    learnt, equal = distinct(estimators, batch, derive_seed(recipe.seed, "trainer", number))
     scales, remark = _scales(layout, trainer, number)
     rows = GradientRows(trainer, scales, seed, tell, len(learnt) * problems)
     gradients = [rows.of(sequences) for _, sequences in learnt]
@@ -150,7 +150,6 @@ def _question_ids(layout: RunLayout, recipe: Recipe, version: int) -> Sequence[i
 
 
 def _scales(layout: RunLayout, trainer: TrainerEngine, version: int) -> tuple[list[torch.Tensor], str]:
-    """Of the step that the run took here."""
     if not (path := layout.checkpoint(version + 1)).is_dir():
         return [], f"not through Adam's scaling, as there is no checkpoint after {version + 1} iterations"
     scales = adam_scales(trainer, *second_moments(path))
@@ -160,7 +159,7 @@ def _scales(layout: RunLayout, trainer: TrainerEngine, version: int) -> tuple[li
 def distinct(
     estimators: Sequence[GradientEstimator], batch: Batch, seed: int
 ) -> tuple[list[tuple[GradientEstimator, list[TrainingSequence]]], list[str]]:
-    """Estimators with what they learn; and a sentence on each that learns what an earlier one of its price does."""
+    """With what they learn; and a sentence on each that learns what an earlier one of its price does."""
     found, equal = list[tuple[GradientEstimator, list[TrainingSequence]]](), list[str]()
     for estimator in estimators:
         seed_generators(seed)

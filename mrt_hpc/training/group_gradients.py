@@ -1,6 +1,5 @@
-"""The gradient of each group of rollouts, as the trainer computes it, on one process and without an optimiser.
-
-``bf16`` becomes ``bf16_autocast``, for gradients of 32 bits, and a KL term, the same for all estimators, is left out.
+"""The trainer's gradient of each group, on one process, without an optimiser. ``bf16`` becomes ``bf16_autocast``, for
+gradients of 32 bits; there is no KL term.
 """
 
 import random
