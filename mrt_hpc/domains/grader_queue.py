@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -107,6 +108,7 @@ class Lane:
     """Added to that of the caller."""
     pool: ProcessPool | None = field(default=None, init=False)
     unfinished: set[ProcessFuture[tuple[Judgement, float]]] = field(default_factory=set, init=False)
+    _starts: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     async def judge(self, solution: Solution, limit_s: float) -> tuple[Judgement, float] | VerdictStatus:
         """The judgement of one pair and its processor seconds, or why there is none.
@@ -117,7 +119,7 @@ class Lane:
             UserError: the processes cannot be started, or are killed again and again.
         """
         for _ in range(REPLACEMENTS + 1):
-            pool = self.start()
+            pool = self.pool or await asyncio.to_thread(self.start)  # it takes seconds, in which others go on
             judged: asyncio.Future[tuple[Judgement, float]] | None = None
             try:
                 return await (judged := asyncio.wrap_future(self._schedule(pool, solution, limit_s)))
@@ -153,9 +155,9 @@ class Lane:
             future.set_exception(error)
 
     def start(self) -> ProcessPool:
-        if self.pool is None:
-            self.pool = self._new_pool()
-        return self.pool
+        with self._starts:
+            self.pool = self.pool or self._new_pool()
+            return self.pool
 
     def stop(self) -> None:
         pool, self.pool = self.pool, None
@@ -177,8 +179,6 @@ class Lane:
         return future
 
     def _new_pool(self) -> ProcessPool:
-        if (refusal := self.verifier.refusal()) is not None:
-            raise refusal
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", __name__, *self.verifier.preload])
         pool = ProcessPool(
@@ -225,7 +225,7 @@ FIRST_LIMIT_S = 0.5
 60 ms, and more in a fresh process: a lower limit ends cold processes.
 """
 SLOW_PROCESSES = 1
-"""For slower answers; they start with the first such answer."""
+"""For slower answers."""
 SLOW_NICENESS = 5
 """Gives the slow ones a quarter of the others' processor time, where there are fewer cores than processes."""
 LOGGED_CHARS = 80
@@ -258,7 +258,8 @@ class _Asked(NamedTuple):
 
 
 class GraderPool:
-    """Grader processes, as a context manager; one event loop or one thread at a time.
+    """Grader processes, as a context manager; one event loop or one thread at a time. They start with the first answer
+    whose verdict is not certain.
 
     Args:
         processes: answers graded at a time; slow ones have one process more.
@@ -285,7 +286,8 @@ class GraderPool:
         self._cache_size = cache_size
 
     def __enter__(self) -> Self:
-        self.fast.start()
+        if (refusal := self.verifier.refusal()) is not None:
+            raise refusal
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -60,6 +60,17 @@ SHORT: dict[str, str] = {
     "training/accelerator.py": "the one place that imports DeepSpeed",
 }
 """Files with fewer than 40 lines of code, each with the reason why it is a file."""
+STARTED: dict[str, str] = {
+    "__main__": "python -m mrt_hpc",
+    "attempt.colocated": "the role of a job",
+    "inference.seeded_noise": "vLLM",
+    "inference.vllm_extension": "vLLM",
+    "inference.vllm_middleware": "vLLM",
+    "roles.evaluation": "the role of a job",
+    "roles.inference": "the role of a job",
+    "roles.prepare": "the role of a job",
+}
+"""Modules that no other imports, each with what names it."""
 ONE_CONCEPT: dict[str, str] = {
     "recipe/kinds.py": "the five kinds of classes that a recipe names, which a reader compares"
 }
@@ -247,6 +258,14 @@ def imports(*, types: bool) -> dict[str, set[str]]:
     return graph
 
 
+def unused_modules() -> set[str]:
+    """The modules that no other imports, and whose whole name stands in no text of the package."""
+    graph = imports(types=True)
+    texts = "\n".join(path.read_text() for path in paths())
+    alone = graph.keys() - set().union(*graph.values(), {name.rpartition(".")[0] for name in graph})
+    return {name for name in alone if not re.search(rf"{re.escape(name)}\b(?![.])", texts)}
+
+
 def circle(graph: dict[str, set[str]]) -> list[str]:
     """A circle of imports, empty where there is none."""
     try:
@@ -342,6 +361,10 @@ def test_two_concepts_would_be_found(tmp_path: Path) -> None:
     file = tmp_path / "two.py"
     file.write_text("LEFT = 1\n\n\ndef left() -> int:\n    return LEFT\n\n\ndef right() -> int:\n    return 2\n")
     assert [(part.lines, part.names) for part in parts(file)] == [(3, ["LEFT", "left"]), (2, ["right"])]
+
+
+def test_every_module_is_used() -> None:
+    assert {name.removeprefix("mrt_hpc.") for name in unused_modules()} == STARTED.keys()
 
 
 def test_imports_make_no_circle() -> None:
