@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mrt_hpc.mrt.rewards import is_right, normalised_rewards
+from mrt_hpc.mrt.rewards import normalised_rewards
 from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, Rollout
 from mrt_hpc.training.settings import TrainingSequence
 
@@ -66,7 +66,7 @@ class Batch:
     @property
     def right(self) -> NDArray[np.bool_]:
         """[B] whether the answer of each rollout is right, whatever its penalty is."""
-        return np.array([is_right(r.reward) for r in self.rollouts])
+        return np.array([r.right for r in self.rollouts])
 
     @property
     def problem_ids(self) -> list[str]:

@@ -36,7 +36,7 @@ class LengthPenalty(OutcomeAlgorithm):
     def learnt(self, batch: Batch) -> Learnt:
         lengths, coefficient = np.array(batch.lengths, dtype=np.float64), self.coefficient
         if self.budget_tokens is None:
-            rewards = penalised_rewards(batch.rewards, lengths, batch.problem_ids, coefficient=coefficient)
+            rewards = penalised_rewards(batch.rewards, batch.right, lengths, batch.problem_ids, coefficient=coefficient)
         else:
             rewards = budgeted_rewards(batch.rewards, lengths, budget=self.budget_tokens, coefficient=coefficient)
         return self.learnt_with(batch, rewards)

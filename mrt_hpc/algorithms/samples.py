@@ -78,7 +78,8 @@ class SampleSource:
 
 def is_whole(sampled: Branch | Rollout) -> bool:
     """Whether it is right and was not cut off by the limit; training needs its end."""
-    return sampled.judged and is_right(sampled.reward) and sampled.finish_reason is FinishReason.STOP
+    right = sampled.right if isinstance(sampled, Rollout) else is_right(sampled.reward)
+    return sampled.judged and right and sampled.finish_reason is FinishReason.STOP
 
 
 def trace_name(rollout: Rollout) -> str:

@@ -58,7 +58,7 @@ def judge(answer: str, gold: str, recipe: Path, overrides: tuple[str, ...], as_j
         (verdict,) = asyncio.run(pool.grade([(found, gold)], log_failures=False))
         read = {} if found is None else {"read as": reading_text(verifier, found, pool, is_gold=False)}
         read["gold"] = reading_text(verifier, gold, pool, is_gold=True)
-    right, why = is_right(verdict.reward), WHY.get(verdict.status, "")
+    right, why = is_right(verdict.reward, verdict.parts), WHY.get(verdict.status, "")
     if not right and isinstance(verifier, MathVerifier) and verifier.strict:
         with pool_of(verifier.model_copy(update={"strict": False})) as pool:
             (lenient,) = asyncio.run(pool.grade([(found, gold)], log_failures=False))

@@ -278,6 +278,6 @@ def _probe_faults(golds: Sequence[str], verifier: Verifier, pool: "GraderPool") 
     missed, taken = Counter[str](), Counter[str]()
     for (_, gold, right), verdict in zip(probes, verdicts, strict=True):
         missed[gold] += right and verdict.reward == 0.0
-        taken[gold] += right or is_right(verdict.reward)
+        taken[gold] += right or is_right(verdict.reward, verdict.parts)
     loose = {gold: GoldFault.LOOSE for gold in golds if taken[gold] == len(verifier.probes(gold)) > 0}
     return loose | {gold: GoldFault.UNREACHABLE for gold in golds if missed[gold]}

@@ -8,11 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mrt_hpc.mrt.grpo import group_members
-from mrt_hpc.mrt.rewards import is_right
 
 
 def penalised_rewards(
-    rewards: NDArray[np.float64], lengths: NDArray[np.float64], groups: Sequence[Hashable], *, coefficient: float
+    rewards: NDArray[np.float64],
+    right: NDArray[np.bool_],
+    lengths: NDArray[np.float64],
+    groups: Sequence[Hashable],
+    *,
+    coefficient: float,
 ) -> NDArray[np.float64]:
     """[B] the outcome rewards less the penalty, in [0, 1].
 
@@ -20,6 +24,7 @@ def penalised_rewards(
 
     Args:
         rewards: [B] r(x, z) of each rollout.
+        right: [B] whether its answer is right.
         lengths: [B] tokens.
         groups: [B] the problem of each rollout.
         coefficient: in [0, 1); the share of its reward that an endless right answer loses.
@@ -28,7 +33,7 @@ def penalised_rewards(
     """
     penalised = rewards.astype(np.float64)
     for members in group_members(groups):
-        correct = [i for i in members if is_right(rewards[i])]
+        correct = [i for i in members if right[i]]
         if correct:
             penalised[correct] *= 1.0 - coefficient * _sigmoid(_standardise(lengths[correct]))
     return penalised

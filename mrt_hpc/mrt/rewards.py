@@ -10,12 +10,13 @@ from mrt_hpc.mrt.grpo import STD_FLOOR, group_members
 RIGHT = 1.0
 
 
-def is_right(reward: float) -> bool:
-    """Whether an answer is right for pass@k, votes and selected traces; of several rewards all must be 1.
+def is_right(reward: float, parts: Sequence[float] = ()) -> bool:
+    """Whether an answer is right for pass@k, votes, gates and selected traces: its reward is 1. Of several rewards,
+    where they are known one by one, the first decides, which found the answer.
 
     Source: not in the paper, whose rewards are 0 or 1.
     """
-    return reward >= RIGHT
+    return (parts[0] if parts else reward) >= RIGHT
 
 
 def weighted_sum(parts: Sequence[float], weights: Sequence[float]) -> float:

@@ -134,10 +134,10 @@ class Registry(Generic[S]):
             if isinstance(name, str) and ":" in name:
                 if info.context == LOOKING:
                     return NotImported.model_validate_json(json.dumps(value), strict=True)
-                return self.user_class(name).model_validate_json(json.dumps(value), strict=True)
+                return self.user_class(name).model_validate_json(json.dumps(value), strict=True, context=info.context)
             if info.mode == "json":
-                return self._adapter.validate_json(json.dumps(value), strict=True)
-            return self._adapter.validate_python(value)
+                return self._adapter.validate_json(json.dumps(value), strict=True, context=info.context)
+            return self._adapter.validate_python(value, context=info.context)
 
         return core_schema.with_info_plain_validator_function(
             check, serialization=core_schema.plain_serializer_function_ser_schema(_dump_section, info_arg=True)

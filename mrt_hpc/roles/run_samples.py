@@ -196,7 +196,7 @@ def shown_trace(
         source=source.name,
         problem=f"{source.where}: {rollout.problem_id}",
         sample=rollout.sample // rollout.stages,
-        right=is_right(rollout.reward),
+        right=rollout.right,
         reward=rollout.reward if rollout.judged else None,
         answer=rollout.answer,
         tokens=len(rollout.token_ids),
@@ -329,7 +329,7 @@ def _choose_traces(
     for group in source.groups:
         boundaries = boundaries_of(group)
         for rollout in (r for r in group.rollouts if r.counts):
-            if asked.problem in (None, rollout.problem_id) and not (asked.wrong and is_right(rollout.reward)):
+            if asked.problem in (None, rollout.problem_id) and not (asked.wrong and rollout.right):
                 trace = shown_trace(source, rollout, boundaries, tokens)
                 yield AskedTrace(trace, problems[rollout.problem_id], _episode_advantages(rollout, advantages))
 

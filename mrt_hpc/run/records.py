@@ -10,6 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from mrt_hpc.mrt.rewards import is_right
 from mrt_hpc.run.typed_file import Whole
 
 SLIGHTLY_ABOVE_ONE = 1e-3
@@ -98,6 +99,10 @@ class Rollout:
     """False where the verifier could not judge it, or any branch of a boundary: it is not learnt."""
     reward_parts: list[float] = field(default_factory=list)
     """The rewards that ``reward`` is the weighted sum of, if it is one."""
+
+    @property
+    def right(self) -> bool:
+        return is_right(self.reward, self.reward_parts)
 
     @property
     def counts(self) -> bool:

@@ -83,6 +83,23 @@ def test_two_ways_of_comparing_several_rewards() -> None:
     assert found == pytest.approx(expected, rel=1e-5) and batch.reward_mean == pytest.approx(1.29 / 4)
 
 
+@pytest.mark.parametrize("gate", ["keep", "drop"])
+def test_a_right_answer_of_several_rewards_is_that_of_the_first(gate: str) -> None:
+    """A right answer that is long has a reward of 0.93, and passes the gate; a wrong one that is short does not."""
+    parts = {"all wrong": [(0.0, 1.0), (0.0, 0.2)], "one right": [(1.0, 0.3), (0.0, 1.0)]}
+    groups = [
+        group(*(
+            rollout_with([1, 2], problem_id=name, sample=n, reward=weighted_sum(row, (0.9, 0.1)), reward_parts=[*row])
+            for n, row in enumerate(rows)
+        ))
+        for name, rows in parts.items()
+    ]  # fmt: skip
+    batch = batch_of(groups)
+    assert batch.right.tolist() == [False, False, True, False]
+    learnt = Grpo.model_validate({"without_outcome": gate}).learnt(batch).sequences
+    assert [sequence.has_signal for sequence in learnt] == [gate == "keep"] * 2 + [True] * 2
+
+
 def group(*rollouts: Rollout, **parts: list[object]) -> Group:
     return Group(**{**vars(sampled(*rollouts)), **parts}, digest="0" * 64)
 

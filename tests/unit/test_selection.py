@@ -50,11 +50,11 @@ def test_star_learns_what_is_right_and_mrt_ranks_it_by_progress_and_cuts_it_at_t
 def test_only_right_answers_are_penalised_against_the_other_right_ones_by_what_the_coefficient_says() -> None:
     # right ones of problem a: lengths 10 and 30, mean 20, std 10: sigmoid(-1) = 0.26894, sigmoid(1) = 0.73106
     rewards, lengths = np.array([1.0, 1.0, 0.0, 1.0]), np.array([10.0, 30.0, 500.0, 77.0])
-    got = penalised_rewards(rewards, lengths, ["a", "a", "a", "b"], coefficient=0.5)
+    got = penalised_rewards(rewards, rewards == 1.0, lengths, ["a", "a", "a", "b"], coefficient=0.5)
     assert got == pytest.approx([1 - 0.5 * 0.268941, 1 - 0.5 * 0.731059, 0.0, 0.75], abs=1e-6)
     assert LengthPenalty().normalise == "none", "where all are right, dividing would cancel the coefficient"
     for coefficient in (0.4, 0.01):
-        rewards = penalised_rewards(np.ones(2), lengths[:2], ["a", "a"], coefficient=coefficient)
+        rewards = penalised_rewards(np.ones(2), np.ones(2, bool), lengths[:2], ["a", "a"], coefficient=coefficient)
         advantages = outcome_advantages(rewards, ["a", "a"], baseline=Baseline.GROUP)
         assert advantages == pytest.approx(np.array([1, -1]) * coefficient * (0.731059 - 0.268941) / 2, rel=1e-4)
     assert budgeted_rewards(np.array([1.0, 1, 1, 0, 0.5]), lengths[[0, 1, 2, 0, 1]], budget=20, coefficient=0.02) == (

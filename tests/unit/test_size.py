@@ -29,7 +29,7 @@ ROOMS: dict[str, int] = {
     "cli": 3320,  # analyze gradients
     "cluster": 2240,  # imports of files that were cut by concept
     "datasets": 1020,  # gold answers that nothing reaches, and pictures that are missing, are found
-    "domains": 1920,  # rewards in [0, 1], traces for verifiers, several rewards as one
+    "domains": 1940,  # rewards in [0, 1], traces for verifiers, several rewards as one
     "errors": 100,  # the texts and commands that a user is shown have their types here
     "evaluate": 460,
     "hub": 140,  # what a hub answers is no path; a cache that others can change is not written to

@@ -19,6 +19,7 @@ from mrt_hpc.attempt.ledger import record_site, record_submission, recorded_site
 from mrt_hpc.backends.sites import chosen_site, find_site
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.cli.container import srun_command
+from mrt_hpc.domains.weighted import WeightedVerifier
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import look_at_lock, read_lock
 from mrt_hpc.recipe.ownership import Opened, look_at_path, read_file, refuse_changeable
@@ -48,6 +49,8 @@ class Place(Site):
 """
 PROBLEMS = "type: small_world, split: held_out, problems: 2"
 VERIFIER = f"name: {BENCHMARK}, samples: 2, problems: {{{PROBLEMS}, verifier: {{type: 'MODULE:Mine'}}}}"
+PARTS = "[{verifier: exact, weight: 0.9}, {verifier: {type: 'MODULE:Mine'}, weight: 0.1}]"
+WITHIN = f"name: {BENCHMARK}, samples: 2, problems: {{{PROBLEMS}, verifier: {{type: weighted, parts: {PARTS}}}}}"
 MODE = f"name: {BENCHMARK}, samples: 2, mode: {{type: 'MODULE:Way'}}, problems: {{{PROBLEMS}}}"
 
 
@@ -104,8 +107,9 @@ def looked_at(planted: Planted, *words: object, exits: int = 0, imports: bool = 
 
 
 @pytest.mark.parametrize("owner", [os.geteuid(), pytest.param(ANOTHER, marks=ROOT_ONLY)])
-def test_commands_that_only_look_import_nothing(plant: Plant, owner: int) -> None:
-    planted = plant(VERIFIER)
+@pytest.mark.parametrize("named", [VERIFIER, WITHIN], ids=["alone", "within another class"])
+def test_commands_that_only_look_import_nothing(plant: Plant, owner: int, named: str) -> None:
+    planted = plant(named)
     run = planted.layout.root
     give_away(run, owner)
     compare = ("compare", f"{run}@0", f"{run}@1")
@@ -113,7 +117,8 @@ def test_commands_that_only_look_import_nothing(plant: Plant, owner: int) -> Non
     for words in (*looking, (*compare, "--measure", "maj@2", "--json")):
         looked_at(planted, *words)
     recipe = look_at_lock(planted.layout.recipe_lock)
-    assert isinstance(recipe.evaluation.benchmarks[0].problems.verifier, NotImported)
+    verifier = recipe.evaluation.benchmarks[0].problems.verifier
+    assert isinstance(verifier.parts[1].verifier if isinstance(verifier, WeightedVerifier) else verifier, NotImported)
     assert not planted.was_imported
     assert recipe.model_dump(mode="json") == read_lock(planted.layout.recipe_lock, trust=True).model_dump(mode="json")
 

@@ -109,7 +109,7 @@ class TraceGrader:
                 here[branch.boundary].add(branch.answer)
         pairs = sorted(set(chain(*(pairs_to_compare(answers, rewards) for answers in here.values()))))
         verdicts = await self.pool.grade(pairs, log_failures=False)
-        equal = {pair for pair, verdict in zip(pairs, verdicts, strict=True) if is_right(verdict.reward)}
+        equal = {pair for pair, verdict in zip(pairs, verdicts, strict=True) if is_right(verdict.reward, verdict.parts)}
         return representatives(rewards, equal)
 
     def _answer_of_branch(self, text: str, finish_reason: FinishReason) -> str | None:
