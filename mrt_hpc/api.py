@@ -146,12 +146,14 @@ class Run:
 
     def batch(self, iteration: int) -> "Batch":
         """The rollouts of an iteration as ``learnt`` of an algorithm takes them."""
-        from mrt_hpc.algorithms.batch import batch_of, part_weights
+        from mrt_hpc.algorithms.learnt_batch import learnt_batch
+        from mrt_hpc.recipe.base import require_kind
+        from mrt_hpc.recipe.schema import Recipe
         from mrt_hpc.run.archive import read_iteration
 
         number = self._sampled_number(iteration)
         with self._damage_advised():
-            return batch_of(read_iteration(self.layout, number), weights=part_weights(self.recipe))
+            return learnt_batch(read_iteration(self.layout, number), require_kind(self.recipe, Recipe))
 
     def _sampled(self, part: str, iteration: int | None) -> "pa.Table":
         from mrt_hpc.run.archive import sampled_table

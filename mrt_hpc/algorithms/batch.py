@@ -10,8 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mrt_hpc.mrt.rewards import normalised_rewards
-from mrt_hpc.recipe.kinds import VerifierSettings
-from mrt_hpc.recipe.schema import Experiment
 from mrt_hpc.run.records import Branch, FinishReason, GroupStatistics, Rollout
 from mrt_hpc.training.settings import TrainingSequence
 
@@ -112,12 +110,6 @@ class Learnt:
         """The groups with an advantage that is not 0, but for rounding."""
         sequences = [*self.sequences, *self.branches]
         return {s.group for s in sequences if np.any(np.abs(s.advantages[s.mask]) > LEAST_ADVANTAGE)}
-
-
-def part_weights(recipe: Experiment) -> tuple[float, ...]:
-    """See :class:`Batch`."""
-    verifier = getattr(recipe.data, "verifier", None)
-    return verifier.normalised_weights if isinstance(verifier, VerifierSettings) else ()
 
 
 def batch_of(

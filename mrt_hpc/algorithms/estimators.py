@@ -1,6 +1,4 @@
-"""The estimators of the gradient that stored groups allow: the run's own, GRPO, and the own one with each other choice
-of a field.
-"""
+"""The gradient estimators that stored groups allow: the run's own, GRPO, and the own with each other choice."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -39,6 +39,7 @@ from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 log = logging.getLogger(__name__)
 
 RoleFunction = Callable[["Task"], None]
+NO_BARS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}  # bars of libraries hide the lines of the role
 NEAR_LIMIT_S = 150.0
 """A requeue signal that arrives within so many seconds of the time limit was sent because of the limit."""
 
@@ -223,8 +224,8 @@ def _set_up_logging(task: Task) -> None:
     process = f"{socket.gethostname()} {task.job.name}[{task.index}].{task.rank}"
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {process} %(levelname)s %(message)s", force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every look at a server's health
-    for silenced in ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):  # bars of libraries hide the lines of the role
-        os.environ.setdefault(silenced, "1")
+    for name, value in NO_BARS.items():
+        os.environ.setdefault(name, value)
 
 
 def stop_with_parent() -> None:

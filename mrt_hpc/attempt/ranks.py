@@ -22,8 +22,8 @@ from mrt_hpc.run.process import end_or_kill, start_process
 from mrt_hpc.run.task_state import RUNS_AGAIN, TaskRecord, TaskState
 
 THREADS_THAT_WAIT = {"OMP_WAIT_POLICY": "passive"}
-"""For tasks that may share their cores. By default the threads of a computation spin while they wait for each other:
-where another process has one of two cores, this takes 5 to 20 times as long.
+"""By default the threads of a computation spin while they wait for each other: on shared cores this takes 5 to 20 times
+as long.
 """
 STOP_DEADLINE_S = 30.0
 """Seconds for a child to unwind after SIGTERM, before it is killed."""

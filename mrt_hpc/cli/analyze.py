@@ -3,6 +3,7 @@ SVG; missing samples are generated before.
 """
 
 import csv
+import os
 import re
 import shlex
 import sys
@@ -17,6 +18,7 @@ from click.core import ParameterSource
 
 from mrt_hpc.analysis.model_samples import Counted, ModelSamples, other_settings
 from mrt_hpc.cli import options
+from mrt_hpc.cli.command_group import KEEPS_NOTHING
 from mrt_hpc.cli.completion import complete_suite
 from mrt_hpc.cli.options import RunName, RunUse, site_of_command
 from mrt_hpc.cli.terminal import Terminal, echo, echo_json, print_notes, table_of
@@ -448,6 +450,12 @@ def gradients(run: str, out: Path | None, seed: int, as_json: bool, trust: bool)
       mrt-hpc analyze gradients runs/quickstart@0
       mrt-hpc analyze gradients runs/mrt-online@last --out gradients
     """
+    from mrt_hpc.attempt.entry import NO_BARS
+    from mrt_hpc.attempt.ranks import THREADS_THAT_WAIT
+
+    click.get_current_context().meta[KEEPS_NOTHING] = True
+    for variable, value in (THREADS_THAT_WAIT | NO_BARS).items():  # as in a task; read when torch is imported
+        os.environ.setdefault(variable, value)
     from mrt_hpc.analysis.estimator_signals import analyse_estimators
     from mrt_hpc.plan.jobs import read_plan
     from mrt_hpc.roles.gradient_referee import measure_estimators

@@ -28,6 +28,7 @@ SECTIONS = {
 }
 CONTINUED = frozenset({"submit", "resume", "fork", "eval", "analyze"})
 """They go on with what they have begun."""
+KEEPS_NOTHING = "mrt_hpc.keeps_nothing"  # in the context of a command that does not
 
 
 class CommandGroup(click.Group):
@@ -70,8 +71,8 @@ class CommandGroup(click.Group):
         except ClosedPipe:
             ctx.exit(int(ExitCode.CLOSED_PIPE))
         except KeyboardInterrupt:
-            goes_on = "; the same command continues the run" if ctx.invoked_subcommand in CONTINUED else ""
-            echo(f"stopped{goes_on}", err=True)
+            goes_on = ctx.invoked_subcommand in CONTINUED and KEEPS_NOTHING not in ctx.meta
+            echo(f"stopped{'; the same command continues the run' if goes_on else ''}", err=True)
             ctx.exit(int(ExitCode.INTERRUPTED))
         except SystemExit as error:  # click itself ends with another exception; a code of 0 would read as success
             what = "this command has not finished: code that it called ended Python"

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm, algorithm_of
-from mrt_hpc.algorithms.batch import Batch, batch_of, part_weights
+from mrt_hpc.algorithms.batch import LEAST_ADVANTAGE, Batch
 from mrt_hpc.algorithms.estimators import GradientEstimator, estimators_of
-from mrt_hpc.algorithms.overlong import treat_overlong
+from mrt_hpc.algorithms.learnt_batch import learnt_batch
 from mrt_hpc.analysis.estimator_signals import MeasuredEstimators
 from mrt_hpc.analysis.intervals import FloatArray
 from mrt_hpc.errors import Advice, UserError
@@ -52,7 +52,7 @@ def measure_estimators(
     own, recipe = _rollout_algorithm(layout, recipe)
     number = _chosen_version(layout, version)
     groups = read_iteration(layout, number)
-    batch = batch_of(groups, lambda: _question_ids(layout, recipe, number), part_weights(recipe))
+    batch = learnt_batch(groups, recipe, lambda: _question_ids(layout, recipe, number))
     if (problems := len(set(batch.problem_ids))) < FEWEST:
         raise UserError(
             "too few problems for an interval over problems",
@@ -64,19 +64,18 @@ def measure_estimators(
     estimators, remarks = estimators_of(own, recipe)
     verify(layout.weights_version(number))
     trainer = gradient_trainer(trainer_settings(recipe), layout.weights_version(number))
-    overlong = treat_overlong(batch, recipe)
-    learnt = [_sequences(estimator, overlong, recipe, number) for estimator in estimators]
-    scales, remark = _scales(layout, trainer, number, learnt[0])
-    rows = GradientRows(trainer, scales, seed, tell, len(estimators) * problems)
-    gradients = [rows.of(sequences) for sequences in learnt]
+    learnt, equal = distinct(estimators, batch, derive_seed(recipe.seed, "trainer", number))
+    scales, remark = _scales(layout, trainer, number)
+    rows = GradientRows(trainer, scales, seed, tell, len(learnt) * problems)
+    gradients = [rows.of(sequences) for _, sequences in learnt]
     grams = [_gram([of[way] for of in gradients], sorted(set(batch.problem_ids))) for way in range(len(gradients[0]))]
     return MeasuredEstimators(
-        tuple(estimator.name for estimator in estimators),
-        _prices(estimators, batch.costs),
+        tuple(estimator.name for estimator, _ in learnt),
+        _prices([estimator for estimator, _ in learnt], batch.costs),
         grams[0],
         grams[1] if scales else None,
         f"{layout.root.name}{AT}{number}",
-        (*remarks, remark, rows.remark),
+        (*remarks, *equal, remark, rows.remark),
         seed,
     )
 
@@ -150,19 +149,36 @@ def _question_ids(layout: RunLayout, recipe: Recipe, version: int) -> Sequence[i
     return Prompter.of(layout.weights_version(version), recipe.prompt).ids(recipe.prover.question)
 
 
-def _scales(
-    layout: RunLayout, trainer: TrainerEngine, version: int, own: Sequence[TrainingSequence]
-) -> tuple[list[torch.Tensor], str]:
-    if not (path := layout.checkpoint(version)).is_dir():
-        return [], f"not through Adam's scaling, as there is no checkpoint after {version} iterations"
-    scales = adam_scales(trainer, *second_moments(path), own)
-    return scales, f"Adam's scaling is that of the checkpoint after {version} iterations with the run's own gradient"
+def _scales(layout: RunLayout, trainer: TrainerEngine, version: int) -> tuple[list[torch.Tensor], str]:
+    if not (path := layout.checkpoint(version + 1)).is_dir():
+        return [], f"not through Adam's scaling, as there is no checkpoint after {version + 1} iterations"
+    scales = adam_scales(trainer, *second_moments(path))
+    return scales, f"Adam's scaling is that of the step of iteration {version}, from the checkpoint after it"
 
 
-def _sequences(estimator: GradientEstimator, batch: Batch, recipe: Recipe, iteration: int) -> list[TrainingSequence]:
-    seed_generators(derive_seed(recipe.seed, "trainer", iteration))
-    learnt = estimator.algorithm.learnt(batch)
-    return [*learnt.sequences, *learnt.branches]
+def distinct(
+    estimators: Sequence[GradientEstimator], batch: Batch, seed: int
+) -> tuple[list[tuple[GradientEstimator, list[TrainingSequence]]], list[str]]:
+    """With what they learn; and a sentence on each that learns what an earlier one of its price does."""
+    found, equal = list[tuple[GradientEstimator, list[TrainingSequence]]](), list[str]()
+    for estimator in estimators:
+        seed_generators(seed)
+        learnt = estimator.algorithm.learnt(batch)
+        mine, pays = [*learnt.sequences, *learnt.branches], estimator.pays_for_branches
+        for other, its in found:
+            if other.pays_for_branches == pays and len(its) == len(mine) and all(map(_is_same, its, mine)):
+                equal.append(f"{estimator.name} is left out: of these groups it learns what {other.name} does")
+                break
+        else:
+            found.append((estimator, mine))
+    return found, equal
+
+
+def _is_same(one: TrainingSequence, other: TrainingSequence) -> bool:
+    tokens = (one.prompt_ids, one.token_ids) == (other.prompt_ids, other.token_ids)
+    if not tokens or not np.array_equal(one.mask, other.mask):
+        return False
+    return np.allclose(one.advantages[one.mask], other.advantages[one.mask], rtol=0, atol=LEAST_ADVANTAGE)
 
 
 def _prices(estimators: Sequence[GradientEstimator], costs: Sequence[GroupStatistics]) -> FloatArray:

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
-from mrt_hpc.algorithms.batch import batch_of, part_weights
-from mrt_hpc.algorithms.overlong import treat_overlong
+from mrt_hpc.algorithms.learnt_batch import learnt_batch
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.measures import RunSummary
 from mrt_hpc.analysis.model_samples import ModelSamples
@@ -338,9 +337,9 @@ def _choose_traces(
 def _advantages(recipe: Recipe, groups: Sequence[Group]) -> Advantages:
     """The algorithm's advantages of rollouts, without branches, whose sequences are their own."""
     algorithm = require_kind(recipe.algorithm, RolloutAlgorithm)
-    batch = batch_of([replace(group, branches=[]) for group in groups], weights=part_weights(recipe))
+    batch = learnt_batch([replace(group, branches=[]) for group in groups], recipe)
     sequences: dict[tuple[str, tuple[int, ...]], deque[NDArray[np.float32]]] = defaultdict(deque)
-    for sequence in algorithm.learnt(treat_overlong(batch, recipe)).sequences:
+    for sequence in algorithm.learnt(batch).sequences:
         sequences[sequence.group, tuple(sequence.token_ids)].append(sequence.advantages)
     of_rollouts: Advantages = {
         (r.problem_id, r.sample): mine.popleft()  # equal ones are in the order of the batch

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm, WholeTraces, trace_settings
-from mrt_hpc.algorithms.batch import Batch, batch_of, part_weights
-from mrt_hpc.algorithms.overlong import treat_overlong
+from mrt_hpc.algorithms.batch import Batch
+from mrt_hpc.algorithms.learnt_batch import learnt_batch
 from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.verifiers import verifier_of
@@ -102,7 +102,7 @@ class ClassInRun:
 
     @property
     def _batch(self) -> Batch:
-        return treat_overlong(batch_of(self.groups, self._question_ids, part_weights(self.recipe)), self.recipe)
+        return learnt_batch(self.groups, self.recipe, self._question_ids)
 
     def _question_ids(self) -> Sequence[int]:
         prover = self.recipe.prover

@@ -1,6 +1,5 @@
-"""The gradient of each group of rollouts, as the trainer computes it, on one process and without an optimiser.
-
-``bf16`` becomes ``bf16_autocast``, for gradients of 32 bits, and a KL term, the same for all estimators, is left out.
+"""The trainer's gradient of each group, on one process, without an optimiser. ``bf16`` becomes ``bf16_autocast``, for
+gradients of 32 bits; there is no KL term.
 """
 
 import random
@@ -79,17 +78,11 @@ def trained_parameters(trainer: TrainerEngine) -> dict[str, torch.nn.Parameter]:
     return {name: p for name, p in trainer.policy.named_parameters() if p.requires_grad}
 
 
-def adam_scales(
-    trainer: TrainerEngine, moments: Mapping[str, torch.Tensor], steps: int, batch: Sequence[TrainingSequence]
-) -> list[torch.Tensor]:
-    """Adam's factors in the step that ``batch`` would make, but for the learning rate."""
-    gradients = [torch.zeros_like(p) for p in trained_parameters(trainer).values()]
-    for _, of_group in group_gradients(trainer, batch):
-        for total, part in zip(gradients, of_group, strict=True):
-            total += part
+def adam_scales(trainer: TrainerEngine, moments: Mapping[str, torch.Tensor], steps: int) -> list[torch.Tensor]:
+    """Adam's factors in the last of ``steps``, after which it held ``moments``, but for the learning rate."""
+    correction = 1 - DECAY ** max(1, steps)  # 0 steps: none was finite
     stored = [moments[name].to(device()) for name in trained_parameters(trainer)]
-    squares = [DECAY * v + (1 - DECAY) * g.square() for v, g in zip(stored, gradients, strict=True)]
-    return [1 / ((v / (1 - DECAY ** (steps + 1))).sqrt() + EPSILON) for v in squares]
+    return [1 / ((v / correction).sqrt() + EPSILON) for v in stored]
 
 
 def kept_numbers(tensors: Sequence[torch.Tensor], seed: int) -> NDArray[np.float32]:

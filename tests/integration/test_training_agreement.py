@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
+from run_of import bare_run
 from training_support import (
     VOCABULARY,
     PlainTrainer,
@@ -21,9 +22,9 @@ from training_support import (
 )
 
 from mrt_hpc.recipe.choices import Batching, Precision
-from mrt_hpc.training import fused_projection, policy
+from mrt_hpc.training import checkpoint, fused_projection, policy
 from mrt_hpc.training.engine import TrainerEngine, build
-from mrt_hpc.training.group_gradients import gradient_trainer, group_gradients, trained_parameters
+from mrt_hpc.training.group_gradients import adam_scales, gradient_trainer, group_gradients, trained_parameters
 from mrt_hpc.training.packing import split_by_group
 from mrt_hpc.training.rendezvous import Ranks
 from mrt_hpc.training.settings import TrainingSequence, learning_rate
@@ -127,6 +128,29 @@ def test_the_gradients_of_groups_add_up_to_that_of_the_batch(folder: Path) -> No
     names = [name.removeprefix("model.") for name in trained_parameters(trainer)]
     total = dict(zip(names, map(sum, zip(*found.values(), strict=True)), strict=True))
     assert largest_difference(total, plain(folder, 1, False)["gradients"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_adam_scales_are_what_a_real_step_divides_by(one_rank: Ranks, tmp_path: Path, stage: int) -> None:
+    """Of the trainer's third step, its clipped gradient taken in: change = -rate * scales * the mean of gradients."""
+    layout, model = bare_run(tmp_path), tiny_model(tmp_path / "model")
+    chosen = settings(weight_decay=0.0, zero_stage=stage)
+    trainer = build(chosen, model, one_rank)
+    for seed in (1, 2):
+        trainer.update(random_batch(seed))
+    before = weights_of(trainer)
+    stats = trainer.update(random_batch(0))
+    assert stats.grad_norm > 2 * chosen.training.gradient_clip  # so that clipping did something
+    assert checkpoint.save(trainer, layout.checkpoint(3), {})
+    moments, steps = checkpoint.second_moments(layout.checkpoint(3))
+    scales = adam_scales(gradient_trainer(chosen, model), moments, steps)
+    state, after = TrainedState(trainer), weights_of(trainer)
+    for (name, parameter), scale in zip(named(trainer), scales, strict=True):
+        mean = state.gather(f"model.{name}", "exp_avg", 0)
+        assert mean is not None and scale.shape == parameter.shape
+        step = -stats.learning_rate * scale * mean / (1 - 0.9**3)
+        assert float((after[name] - before[name] - step).abs().max()) < 1e-6, name
+        assert float(step.abs().max()) > 1e-3  # something was compared
 
 
 def test_packed_rows_hold_no_padding_and_entropy_is_measured_only_when_asked_for(folder: Path) -> None:

@@ -1,21 +1,35 @@
 """Publishing, complete or absent, and what the trainer does at its edges. One whose memory was parked continues as one
-whose memory stayed, to the bit. Stopping and going on: checkpoints' tests.
+whose memory stayed, to the bit, and so does one that stops, with each choice of what is learnt. (Other shapes of a
+trainer: checkpoints' tests. What is sampled: ``test_resampling.py``.)
 """
 
+import shutil
+from functools import partial
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from run_of import bare_run
+from basics import TRAINER
+from run_of import bare_run, run_of, say, task_of
 from safetensors.torch import load_file
+from samples import draw_problems, rollout_with
 from training_support import VOCABULARY, in_ranks, plain_logprobs, random_batch, settings, tiny_model
 from transformers import AutoModelForCausalLM, CohereConfig, FalconH1Config
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.choices import Precision
+from mrt_hpc.roles.tracking import Tracker
+from mrt_hpc.roles.trainer import Trainer
 from mrt_hpc.run import weights
+from mrt_hpc.run.archive import commit_sampled
+from mrt_hpc.run.groups import Sampled
+from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import verify
+from mrt_hpc.run.problems import read_problems
+from mrt_hpc.run.records import FinishReason, GroupStatistics, PrefixValue, Rollout
+from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.training import checkpoint, export, policy
 from mrt_hpc.training.accelerator import deepspeed
 from mrt_hpc.training.engine import TrainerEngine, build, deepspeed_config
@@ -243,3 +257,97 @@ def test_views_of_parked_memory_stay_views() -> None:
     assert emptied == 0
     part += 1.0
     assert whole.tolist() == [0.0, 1.0, 3.0, 4.0, 4.0, 5.0]
+
+
+# -- a whole trainer that stops, with each choice of what is learnt
+
+ITERATIONS, SIZE, LONGEST = 3, 4, 24
+SHRUNK = (
+    f"schedule.iterations={ITERATIONS}", f"schedule.iterations_per_job={ITERATIONS}", "evaluation.benchmarks=[]",
+    "sampling.problems_per_iteration=2", f"sampling.rollouts_per_problem={SIZE}", "sampling.max_prompt_tokens=4",
+    f"sampling.max_tokens={LONGEST}", "data.problems=8", f"training.keep_checkpoints={ITERATIONS}",
+    "training.optimizer_steps_per_iteration=2",
+)  # fmt: skip
+PARTS = "{type: weighted, parts: [{verifier: math, weight: 0.75}, {verifier: exact, weight: 0.25}]"
+CHOICES = {
+    "none": (),
+    "to_go": ("algorithm.credit=to_go",),
+    "permuted": ("algorithm.credit=permuted",),
+    "progress_only": ("algorithm.without_outcome=progress_only",),
+    "drop": ("algorithm.without_outcome=drop",),
+    "mask": ("training.overlong=mask",),
+    "penalise": ("training.overlong=penalise", "training.overlong_buffer=16"),
+    "cispo": ("training.loss={type: cispo}",),
+    "gspo_token": ("training.loss={type: gspo_token}",),
+    "grpo": ("algorithm={type: grpo}", "prover=null"),
+    "weighted": ("algorithm={type: grpo}", "prover=null", f"data.verifier={PARTS}, combine: normalise_then_sum}}"),
+}
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, dict[str, torch.Tensor]]:
+    """What the trainers of earlier tests came to."""
+    return {}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_trainer_that_stops_goes_on_bit_by_bit_with_each_choice(
+    choice: str, model: Path, one_rank: Ranks, tmp_path: Path, trained: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    layout = run_of(tmp_path / "run", *SHRUNK, *CHOICES[choice], recipe="small_world/mrt_online")
+    weights.publish(layout, 0, partial(shutil.copytree, model, dirs_exist_ok=True))
+    say(layout, TRAINER, TaskState.RUNNING)
+    for iteration in range(ITERATIONS):
+        sample(layout, iteration)
+    straight = finish(layout, one_rank)
+    for later in range(2, ITERATIONS + 1):
+        shutil.rmtree(layout.checkpoint(later))
+        shutil.rmtree(layout.weights_version(later))
+    resumed = finish(layout, one_rank)
+    assert straight.keys() == resumed.keys()
+    assert [name for name in straight if not torch.equal(straight[name], resumed[name])] == []
+    same = [other for other, its in trained.items() if all(torch.equal(its[name], straight[name]) for name in its)]
+    assert same == [], "a choice that learns the same shows nothing"
+    trained[choice] = straight
+
+
+def finish(layout: RunLayout, ranks: Ranks) -> dict[str, torch.Tensor]:
+    """Train from the newest checkpoint to the end; returns weights and averages."""
+    trainer = Trainer.resume_from_checkpoint(task_of(layout, TRAINER), ranks, Tracker())
+    while trainer.iteration < ITERATIONS:
+        trainer._compared = True  # no server has sampled what is learnt here
+        trainer.go_on()
+    files = layout.checkpoint(ITERATIONS).glob("*.safetensors")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def sample(layout: RunLayout, iteration: int) -> None:
+    """The second group has no right answer, and in each the limit cut a trace."""
+    recipe = task_of(layout, TRAINER).recipe
+    problems = draw_problems(read_problems(layout.train_data), recipe.seed, iteration, 2)
+    for position, problem in enumerate(problems):
+        draw = np.random.default_rng((iteration, position))
+        traces = [trace(draw, iteration, problem.id, number, position) for number in range(SIZE)]
+        tokens = sum(rollout.tokens for rollout, _ in traces)
+        group = Sampled(
+            rollouts=[rollout for rollout, _ in traces],
+            values=[value for _, values in traces for value in values],
+            statistics=GroupStatistics(SIZE, 0, tokens, 0, 0, 0, 1, {"generation": 1.0}),
+        )
+        assert commit_sampled(layout, iteration, position, group)
+
+
+def trace(
+    draw: np.random.Generator, iteration: int, problem: str, number: int, position: int
+) -> tuple[Rollout, list[PrefixValue]]:
+    """Of three episodes. Its reward is the weighted sum of its parts."""
+    length = LONGEST if number == 0 else int(draw.integers(12, LONGEST))
+    parts = [float(number % 2) * (position == 0), float(number > 1)]
+    rollout = rollout_with(
+        draw.integers(2, VOCABULARY, length).tolist(), iteration=iteration, problem_id=problem, sample=number,
+        weights_version=iteration, reward=0.75 * parts[0] + 0.25 * parts[1], reward_parts=parts,
+        boundaries=[0, 4, 8, length - 2], logprobs=(-4 + 0.4 * draw.normal(size=length)).tolist(),
+        finish_reason=FinishReason.LENGTH if number == 0 else FinishReason.STOP,
+    )  # fmt: skip
+    values = [PrefixValue(iteration, problem, number, j, float(draw.random()), 0.1, 0.1, 2, 0.0) for j in range(4)]
+    return rollout, values

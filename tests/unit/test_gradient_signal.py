@@ -4,13 +4,18 @@ import numpy as np
 import pytest
 import torch
 from basics import ROOT
+from commands import recipe
+from samples import rollout_with
 
-from mrt_hpc.algorithms.estimators import estimators_of
+from mrt_hpc.algorithms.batch import Batch
+from mrt_hpc.algorithms.estimators import GradientEstimator, estimators_of
+from mrt_hpc.algorithms.grpo import Grpo
 from mrt_hpc.algorithms.mrt_online import MrtOnline
 from mrt_hpc.analysis.estimator_signals import MeasuredEstimators, analyse_estimators
 from mrt_hpc.mrt.gradient_signal import GradientSignal, Interval, alignment
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.schema import Recipe
+from mrt_hpc.roles.gradient_referee import distinct
 from mrt_hpc.training.group_gradients import KEPT, WHOLE, kept_numbers
 
 GROUPS, NUMBERS = 64, 400
@@ -92,6 +97,28 @@ def test_estimators_are_the_own_algorithm_grpo_and_each_other_choice() -> None:
 
     names = [estimator.name for estimator in estimators_of(Own(type="mrt_online"), recipe)[0]]
     assert names[:2] == ["mrt_online, the run's own", "mrt_online"] and "credit: permuted" in names
+
+
+def test_what_learns_the_same_of_these_groups_is_measured_once() -> None:
+    """Each group has a right and a wrong trace: what ``without_outcome`` does to others changes nothing here."""
+    traces = [
+        rollout_with([5] * 6, problem_id=problem, sample=sample, reward=float(sample), boundaries=[0, 2, 4])
+        for problem in "ab"
+        for sample in (0, 1)
+    ]
+    values = [{0: 0.5, 1: 0.25 * n, 2: 0.5 + 0.1 * n} for n in range(4)]
+    batch = Batch(traces, values, [], "", np.zeros(0), [])
+    asked, _ = estimators_of(MrtOnline(type="mrt_online"), recipe("quickstart"))
+    found, equal = distinct(asked, batch, 0)
+    names = [estimator.name for estimator, _ in found]
+    assert len(found) + len(equal) == len(asked)
+    of_outcome = [text for text in equal if text.startswith("without_outcome: ")]
+    assert len(of_outcome) == 2 and all(text.endswith("what mrt_online, the run's own does") for text in of_outcome)
+    assert {"grpo", "credit: to_go", "credit: constant", "baseline: prefix"} < {*names}
+    free = [GradientEstimator(name, Grpo()) for name in ("grpo", "the same")]
+    paid = GradientEstimator("at another price", MrtOnline(type="mrt_online", alpha=0.0, normalise=Grpo().normalise))
+    found, equal = distinct([*free, paid], batch, 0)
+    assert [estimator.name for estimator, _ in found] == ["grpo", "at another price"] and len(equal) == 1
 
 
 def test_a_projection_keeps_products() -> None:

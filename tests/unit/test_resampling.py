@@ -37,7 +37,7 @@ from mrt_hpc.run.weights import Weights
 TOKENIZER = build_tokenizer()
 END = TOKENIZER.eos_token_id
 GROUPS, SIZE, LIMIT = 8, 4, 3
-OUTCOME = "sampling.resample=outcome"
+OUTCOME, ADVANTAGE = "sampling.resample=outcome", "sampling.resample=advantage"
 CHANGES = (f"sampling.problems_per_iteration={GROUPS}", f"sampling.rollouts_per_problem={SIZE}", "data.problems=64")
 
 
@@ -123,11 +123,15 @@ def reference(tmp_path_factory: pytest.TempPathFactory, pool: GraderPool) -> Run
     return sample(run_with(tmp_path_factory.mktemp("reference") / "run", OUTCOME), pool)
 
 
-@pytest.mark.parametrize("way", ["another order", "three tasks", "a kill"])
+@pytest.mark.parametrize(
+    ("way", "resample"),
+    [("another order", OUTCOME), ("three tasks", OUTCOME), ("a kill", OUTCOME), ("a kill", ADVANTAGE)],
+)
 def test_the_same_ids_are_trained_whoever_samples_them(
-    tmp_path: Path, pool: GraderPool, reference: RunLayout, way: str
+    tmp_path: Path, pool: GraderPool, reference: RunLayout, way: str, resample: str
 ) -> None:
-    layout = run_with(tmp_path / "run", OUTCOME, f"resources.inference.tasks={3 if way == 'three tasks' else 1}")
+    """For GRPO advantages are those of outcomes."""
+    layout = run_with(tmp_path / "run", resample, f"resources.inference.tasks={3 if way == 'three tasks' else 1}")
     tasks = cycle(range(3 if way == "three tasks" else 1))
     for index in range(3 if way == "three tasks" else 1):
         say(layout, INFERENCE, TaskState.RUNNING, index)

@@ -11,8 +11,9 @@ from commands import refusal
 from graded import grade_all
 from samples import branch_with, rollout_with, sampled
 
-from mrt_hpc.algorithms.batch import batch_of, part_weights
+from mrt_hpc.algorithms.batch import batch_of
 from mrt_hpc.algorithms.grpo import Grpo
+from mrt_hpc.algorithms.learnt_batch import part_weights
 from mrt_hpc.algorithms.mrt import Mrt
 from mrt_hpc.algorithms.mrt_online import MrtOnline
 from mrt_hpc.domains.base import Verifier

@@ -13,9 +13,9 @@ from samples import branch_with, rollout_with
 from mrt_hpc.algorithms.backtracking import Backtracking
 from mrt_hpc.algorithms.batch import Batch
 from mrt_hpc.algorithms.grpo import Grpo
+from mrt_hpc.algorithms.learnt_batch import treat_overlong
 from mrt_hpc.algorithms.length_penalty import LengthPenalty
 from mrt_hpc.algorithms.mrt_online import branch_sequences
-from mrt_hpc.algorithms.overlong import treat_overlong
 from mrt_hpc.errors import UserError
 from mrt_hpc.mrt import backtracking
 from mrt_hpc.mrt.backtracking import Attempt, StepContinuation, Variant, best_boundary, first_loss, revise

@@ -215,15 +215,20 @@ def test_a_home_that_cannot_be_written_is_no_word_of_a_report(finished: RunLayou
 
 
 @pytest.mark.parametrize(
-    ("command", "place", "goes_on"),
-    [("plan", "mrt_hpc.cli.plan.print_plan", False), ("submit", "mrt_hpc.cli.submit.submit", True)],
+    ("words", "place", "goes_on"),
+    [
+        (("plan", "quickstart", "--site", "local"), "mrt_hpc.cli.plan.print_plan", False),
+        (("submit", "quickstart", "--site", "local"), "mrt_hpc.cli.submit.submit", True),
+        (("analyze", "gradients"), "mrt_hpc.plan.jobs.read_plan", False),
+    ],
 )
 def test_after_ctrl_c_a_run_is_promised_only_where_one_goes_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str, place: str, goes_on: bool
+    monkeypatch: pytest.MonkeyPatch, finished: RunLayout, words: tuple[str, ...], place: str, goes_on: bool
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(place, interrupt)
-    said = typed(command, "quickstart", "--site", "local", "--run", tmp_path / "run", exits=ExitCode.INTERRUPTED).stderr
+    run = [finished.root] if "analyze" in words else ["--run", finished.root.parent / "other"]
+    said = typed(*words, *run, exits=ExitCode.INTERRUPTED).stderr
     assert ("continues the run" in said, "stopped" in said) == (goes_on, True)

@@ -9,8 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm, Starts, algorithm_of
-from mrt_hpc.algorithms.batch import batch_of, part_weights
-from mrt_hpc.algorithms.overlong import treat_overlong
+from mrt_hpc.algorithms.learnt_batch import learnt_batch
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.inference.sampler import Generator, RolloutPlan, RolloutSampler
 from mrt_hpc.inference.traces import PromptedGroup
@@ -253,9 +252,9 @@ def is_wanted(group: Sampled, recipe: Recipe, question_ids: Callable[[], Sequenc
         case "outcome":
             return len({rollout.reward for rollout in group.rollouts if rollout.judged and not rollout.forced}) > 1
         case "advantage":
-            batch = batch_of([Group(**vars(group), digest="")], question_ids, part_weights(recipe))
+            batch = learnt_batch([Group(**vars(group), digest="")], recipe, question_ids)
             algorithm = require_kind(recipe.algorithm, RolloutAlgorithm)
-            return bool(batch.rollouts) and algorithm.has_signal(treat_overlong(batch, recipe))
+            return bool(batch.rollouts) and algorithm.has_signal(batch)
     return True
 
 

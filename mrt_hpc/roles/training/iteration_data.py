@@ -11,8 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm, SupervisedAlgorithm
-from mrt_hpc.algorithms.batch import Batch, Learnt, batch_of, part_weights
-from mrt_hpc.algorithms.overlong import treat_overlong
+from mrt_hpc.algorithms.batch import Batch, Learnt
+from mrt_hpc.algorithms.learnt_batch import learnt_batch
 from mrt_hpc.algorithms.samples import SampleSource, write_samples
 from mrt_hpc.errors import Advice, UserError, retryable_error
 from mrt_hpc.inference.prompting import Prompter
@@ -168,7 +168,7 @@ class RolloutReader:
             # what is learnt stays: a task that committed a group may have been killed before it synced its name
             self.task.retry(partial(sync_names, folder), f"syncing {folder}")
         groups = [self._groups[position] for position in sorted(self._groups)]
-        batch = batch_of(groups, self.question_ids, part_weights(self.task.recipe))
+        batch = learnt_batch(groups, self.task.recipe, self.question_ids)
         if not batch.rollouts:
             raise UserError(
                 f"no trace of iteration {self.iteration} could be judged",
@@ -200,7 +200,7 @@ class RolloutReader:
     def _learn_batch(self, batch: Batch) -> Learnt:
         algorithm = require_kind(self.task.recipe.algorithm, RolloutAlgorithm)
         try:
-            return algorithm.learnt(treat_overlong(batch, self.task.recipe))
+            return algorithm.learnt(batch)
         except NotFiniteError as error:
             raise NotFiniteError(
                 f"algorithm {algorithm.type} gives what cannot be learnt: {error.what}",
