@@ -10,7 +10,6 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from mrt_hpc.mrt.rewards import is_right
 from mrt_hpc.run.typed_file import Whole
 
 SLIGHTLY_ABOVE_ONE = 1e-3
@@ -102,6 +101,8 @@ class Rollout:
 
     @property
     def right(self) -> bool:
+        from mrt_hpc.mrt.rewards import is_right  # numpy, which commands that only look do without
+
         return is_right(self.reward, self.reward_parts)
 
     @property
