@@ -17,11 +17,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from forked_commands import IMPORTED, LONGEST_REQUEST, become, serve
+from forked_commands import IMPORTED, LONGEST_REQUEST, become, run_to_end, serve
 
 from mrt_hpc.inference.server_start import cpu_environment
 
@@ -32,9 +34,11 @@ OF_TASKS = (
     "mrt_hpc.roles.trainer", "vllm.entrypoints.launchers.api_server.entry", "vllm.v1.engine.utils",
     "mrt_hpc.inference.seeded_noise", "mrt_hpc.inference.vllm_on_cpu",
 )  # fmt: skip
+PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 _ADOPTS = 36  # PR_SET_CHILD_SUBREAPER
 _LOOK_EVERY_S = 0.001
 _libc = ctypes.CDLL(None, use_errno=True)
+_one_at_a_time = threading.Lock()
 
 
 class Start(NamedTuple):
@@ -65,7 +69,7 @@ def fork_what_is_started() -> None:
             return
         process.pid = forked(mine, wanted)
         process._child_created = True
-        process._close_pipe_fds(*given[10:16])
+        process._close_pipe_fds(*(wanted[end] for end in PIPES))
 
     subprocess.Popen._execute_child = start_or_fork
 
@@ -84,15 +88,16 @@ def forked(control: socket.socket, wanted: dict[str, Any]) -> int:
     )
     streams = (wanted["p2cread"], wanted["c2pwrite"], wanted["errwrite"])
     descriptors = [own if given == -1 else given for own, given in enumerate(streams)]
-    _libc.prctl(_ADOPTS, 1)
-    try:
-        socket.send_fds(control, [json.dumps(wish).encode()], descriptors)
-        return int(control.recv(LONGEST_REQUEST))
-    finally:
-        _libc.prctl(_ADOPTS, 0)
+    with _one_at_a_time:
+        _libc.prctl(_ADOPTS, 1)
+        try:
+            socket.send_fds(control, [json.dumps(wish).encode()], descriptors)
+            return int(control.recv(LONGEST_REQUEST))
+        finally:
+            _libc.prctl(_ADOPTS, 0)
 
 
-def fork_on_request(control: socket.socket) -> None:
+def fork_on_request(control: socket.socket) -> NoReturn:
     """Until the other end is closed. A child of the process in between has that one's grandparent once it has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
@@ -113,7 +118,7 @@ def fork_on_request(control: socket.socket) -> None:
             os.close(descriptor)
 
 
-def run(start: Start, streams: list[int]) -> None:
+def run(start: Start, streams: list[int]) -> NoReturn:
     """Be the program that is started, to its end."""
     module, *arguments = start.words
     if start.leads:
@@ -127,8 +132,7 @@ def run(start: Start, streams: list[int]) -> None:
         fork_what_is_started()
     use_threads()
     sys.modules.pop(module, None)  # runpy says so where a module that it runs is there already
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-    sys.exit()
+    run_to_end(partial(runpy.run_module, module, run_name="__main__", alter_sys=True))
 
 
 def use_threads() -> None:
@@ -141,7 +145,7 @@ def use_threads() -> None:
 
 if __name__ == "__main__":
     del sys.path[0]  # tasks find no modules of the tests
-    os.environ.update({**os.environ, **cpu_environment(None), "HF_HUB_OFFLINE": "1"})
+    os.environ.update(cpu_environment(None) | {"HF_HUB_OFFLINE": "1"})  # as servers have it
     for name in (*(f"mrt_hpc.{own}" for own in IMPORTED), *OF_TASKS):
         importlib.import_module(name)
     gc.freeze()  # so that no fork copies what it only looks at
@@ -149,4 +153,4 @@ if __name__ == "__main__":
     fork_what_is_started()
     from mrt_hpc.cli import start
 
-    start()
+    run_to_end(start)
