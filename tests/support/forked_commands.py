@@ -1,5 +1,6 @@
 """Runs ``mrt-hpc`` in forks of a process that has imported what most commands import, which takes three quarters of
-the time of a short one. Each fork has its own environment, folder, session and output, and ends as any process does.
+the time of a short one. All processes that share the tests share it. Each fork has its own environment, folder, session
+and output, and ends as any process does.
 """
 
 import atexit
