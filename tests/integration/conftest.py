@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked_commands import WITH_TASKS, run_command
 from new_user import NewUser
 
 from mrt_hpc.attempt.entry import load_task
@@ -39,6 +40,13 @@ def printed(*words: str | Path) -> str:
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2400, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
+
+
+def printed_by_forks(*words: str | Path) -> str:
+    """The same where the command, its tasks and its servers are forks: see ``forked_tasks``."""
+    status, said = run_command(words, {**os.environ, "PYTHONPATH": str(ROOT)}, Path.cwd(), WITH_TASKS)
+    assert status == 0, said
+    return said
 
 
 def submit(recipe: Path, run: Path, *options: str) -> str:

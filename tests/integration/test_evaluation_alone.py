@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from conftest import printed
+from conftest import printed_by_forks
 from run_of import read_events
 
 from mrt_hpc.analysis.measures import read_summary
@@ -16,7 +16,7 @@ from mrt_hpc.run.manifest import read_manifest
 def evaluate(models: str, folder: Path, run: str, samples: int, *options: str) -> RunLayout:
     where = ("--suite", "small_world", "--results", folder / "results", "--run", folder / run)
     few = ("--set", "evaluation.benchmarks.0.problems.problems=6", "--set", "serving.kv_cache_gib=0.25")
-    printed("eval", models, *where, *few, "--set", f"evaluation.benchmarks.0.samples={samples}", *options)
+    printed_by_forks("eval", models, *where, *few, "--set", f"evaluation.benchmarks.0.samples={samples}", *options)
     return RunLayout(folder / run)
 
 

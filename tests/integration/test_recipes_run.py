@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from commands import typed
-from conftest import ROOT, submit
+from conftest import ROOT, printed_by_forks
 from transformers import AutoModelForCausalLM
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
@@ -125,7 +125,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Runs:
             layout = RunLayout(tmp_path_factory.mktemp(recipe) / "run")
             renamed = renamed_tokenizer(layout.root.parent / "model")
             chosen = [word.replace("RENAMED", str(renamed)) for word in options(recipe)]
-            submit(FILES[recipe], layout.root, *chosen)
+            printed_by_forks("submit", FILES[recipe], "--run", layout.root, *chosen)
             finished[recipe] = layout
         return finished[recipe]
 
@@ -391,7 +391,7 @@ def extended(run: Runs, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLa
     layout = RunLayout(tmp_path_factory.mktemp("extended") / "run")
     shutil.copytree(run("grpo").root, layout.root)
     changed = {"evaluation.benchmarks": f"[{HELD_OUT}, {EXTRAPOLATED}]", "schedule.iterations": ITERATIONS + 1}
-    said = submit(ROOT / "recipes/small_world/grpo.yaml", layout.root, *options("grpo", **changed))
+    said = printed_by_forks("submit", FILES["grpo"], "--run", layout.root, *options("grpo", **changed))
     return layout, said
 
 

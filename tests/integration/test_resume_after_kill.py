@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from chaos_backends import started, submit_command
-from conftest import printed
+from conftest import printed_by_forks
 from families import servers_of
 from run_of import read_events
 
@@ -78,7 +78,7 @@ def killed_run(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
 
     stop_when(run, in_generation)
     stop_when(run, in_evaluation, kill=False)
-    printed(*submit_command(run, SHRUNK)[3:])
+    printed_by_forks(*submit_command(run, SHRUNK)[3:])
     return layout
 
 
@@ -136,5 +136,5 @@ def test_all_attempts_log_to_one_wandb_run_and_each_evaluation_once(killed_run: 
 
 def test_the_finished_run_has_nothing_left_to_do(killed_run: RunLayout) -> None:
     before = len(read_events(killed_run.events))
-    printed(*submit_command(killed_run.root, SHRUNK)[3:])
+    printed_by_forks(*submit_command(killed_run.root, SHRUNK)[3:])
     assert len(read_events(killed_run.events)) == before

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from families import servers_of
+from forked_commands import WITH_TASKS
 from new_user import AT_WORK, NewUser
 from run_of import read_events
 
@@ -49,7 +50,7 @@ def family(user: NewUser) -> Path:
         process.wait()
         wait_until(lambda: not servers_of(root), reason="the end of what the command had started", deadline_s=60)
     assert [RunLayout(run).report.is_file() for run in runs_of(root)] == [True, False, False, False], "it was killed"
-    status, printed = user.types(*WORDS)
+    status, printed = user.types_in_fork(*WORDS, program=WITH_TASKS)
     assert status == 0, printed
     assert printed.count("run directory: ") == 4 and printed.count("done; the report: ") == 4
     return root
@@ -64,8 +65,8 @@ def test_every_member_has_its_report_and_is_computed_once(family: Path) -> None:
 
 
 def test_one_command_compares_the_arms_and_one_shows_the_family(user: NewUser, family: Path) -> None:
-    status, printed = user.types("compare", family.relative_to(user.folder))
+    status, printed = user.types_in_fork("compare", family.relative_to(user.folder))
     assert status == 0, printed
     assert all(f"alpha {value}" in printed for value in ("0.5", "1"))
-    status, printed = user.types("status", "runs/quickstart-sweep", "--json")
+    status, printed = user.types_in_fork("status", "runs/quickstart-sweep", "--json")
     assert (status, {run["state"] for run in json.loads(printed)}) == (0, {"finished"})

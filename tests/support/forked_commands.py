@@ -1,20 +1,29 @@
 """Runs ``mrt-hpc`` in forks of a process that has imported what most commands import, which takes three quarters of
-the time of a short one. Each fork has its own environment, folder, session and output, and ends as any process does.
+the time of a short one. All processes that share the tests share it. Each fork has its own environment, folder, session
+and output, and ends as any process does.
 """
 
+import atexit
+import fcntl
 import gc
 import importlib
 import json
 import os
+import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple, NoReturn
+
+from mrt_hpc.run.access import private_folder
 
 IMPORTED = (
     "api", "cli.main", "cli.plan", "cli.submit", "cli.compare", "cli.fields", "cli.run_view", "submit.submission",
@@ -22,6 +31,8 @@ IMPORTED = (
     "evaluate.evaluation_alone", "datasets.check", "recipe.load",
 )  # fmt: skip
 """Nothing among these reads the environment when it is imported."""
+COMMANDS, WITH_TASKS = "forked_commands.py", "forked_tasks.py"
+"""The programs that fork: the second one also forks the tasks and servers that a command starts."""
 LONGEST_REQUEST = 1 << 20
 
 
@@ -31,86 +42,138 @@ class Request(NamedTuple):
     folder: str
 
 
+class Ended(NamedTuple):
+    status: int
+    printed: str  # what a terminal shows of both streams
+
+
 @dataclass
 class ForkedCommand:
     """A command that runs, in a session of its own."""
 
     pid: int
-    _told: TextIO
+    _told: socket.socket
 
     def wait(self) -> int:
         """Its exit status, negative for a signal."""
         with self._told:
-            return int(self._told.readline())
+            return int(self._told.recv(LONGEST_REQUEST))
 
 
-def start_command(words: list[str], environment: Mapping[str, str], folder: Path, output: int) -> ForkedCommand:
+def run_command(
+    words: Iterable[object], environment: Mapping[str, str], folder: Path, program: str = COMMANDS
+) -> Ended:
+    """Run ``mrt-hpc`` with these words to its end; ``program`` forks it."""
+    above, below = os.pipe()
+    command = start_command(Request([*map(str, words)], dict(environment), str(folder)), below, program)
+    os.close(below)
+    try:
+        with open(above, encoding="utf-8") as output:
+            printed = output.read()
+        return Ended(command.wait(), printed)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(command.pid, signal.SIGKILL)
+
+
+def start_command(request: Request, output: int, program: str) -> ForkedCommand:
     """Start ``mrt-hpc``; ``output`` is the descriptor of both of its streams."""
-    mine, its = socket.socketpair()
-    request = json.dumps(Request(words, dict(environment), str(folder))).encode()
-    with its, mine:
-        socket.send_fds(_server(), [request], [output, its.fileno()])
-        told = mine.makefile()
-    return ForkedCommand(int(told.readline()), told)
+    told = connected(program)
+    socket.send_fds(told, [json.dumps(request).encode()], [output])
+    return ForkedCommand(int(told.recv(LONGEST_REQUEST)), told)
 
 
-@cache
-def _server() -> socket.socket:
-    """The process that forks; it ends with this one, whose socket it reads."""
-    mine, its = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    with its:
-        subprocess.Popen([sys.executable, "-P", __file__], stdin=its)
-    return mine
+def connected(program: str) -> socket.socket:
+    """A connection to the process that forks: one for all processes that share the tests, with which it ends."""
+    owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    folder = private_folder(Path(tempfile.gettempdir()), f"mrt-hpc-tests-{owner}")
+    connection, address = socket.socket(type=socket.SOCK_SEQPACKET, family=socket.AF_UNIX), folder / program
+    with (folder / f"{program}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            connection.connect(str(address))
+        except OSError:  # nobody has started it yet
+            address.unlink(missing_ok=True)
+            with socket.socket(type=socket.SOCK_SEQPACKET, family=socket.AF_UNIX) as listener:
+                listener.bind(str(address))
+                listener.listen()
+                subprocess.Popen([sys.executable, Path(__file__).with_name(program), str(owner)], stdin=listener)
+            connection.connect(str(address))
+    return connection
 
 
-def serve(control: socket.socket) -> Request:
-    """Fork for each request, and return it in the fork."""
+def serve() -> None:
+    """Fork for each request at the socket that is standard input, and return in the fork, which is then the command."""
+    listener, owner = socket.socket(fileno=os.dup(0)), os.pidfd_open(int(sys.argv[1]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
-        data, descriptors, *_ = socket.recv_fds(control, LONGEST_REQUEST, 2)
-        if not data:
-            sys.exit()
+    while owner not in select.select([listener, owner], [], [])[0]:
+        connection, _ = listener.accept()
         if os.fork() == 0:
-            control.close()
-            return watch(Request(*json.loads(data)), *descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
+            listener.close()
+            os.close(owner)
+            watch(connection)
+            return
+        connection.close()
+    shutil.rmtree(Path(listener.getsockname()).parent, ignore_errors=True)
+    sys.exit()
 
 
-def watch(request: Request, output: int, ended: int) -> Request:
+def watch(told: socket.socket) -> None:
     """Fork the command, and tell its id and how it ended."""
+    data, (output,), *_ = socket.recv_fds(told, LONGEST_REQUEST, 1)
+    request = Request(*json.loads(data))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if (pid := os.fork()) == 0:
-        os.close(ended)
-        become(request, output)
-        return request
+        told.close()
+        os.setsid()
+        nowhere = os.open(os.devnull, os.O_RDONLY)
+        become(["mrt-hpc", *request.words], request.environment, request.folder, (nowhere, output, output))
+        return
     os.close(output)
-    os.write(ended, f"{pid}\n".encode())
+    told.send(str(pid).encode())
     _, status = os.waitpid(pid, 0)
-    os.write(ended, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    told.send(str(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)
 
 
-def become(request: Request, output: int) -> None:
-    os.setsid()
+def become(words: list[str], environment: Mapping[str, str], folder: str, streams: Sequence[int]) -> None:
+    """Be a program with these words, all of whose streams are given."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    nowhere = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, place in ((nowhere, 0), (output, 1), (output, 2)):
+    for place, descriptor in enumerate(streams):
         os.dup2(descriptor, place)
-    os.close(output)
-    os.close(nowhere)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", encoding="utf-8"), open(2, "w", 1, "utf-8")  # noqa: SIM115
-    os.chdir(request.folder)
+    for descriptor in {*streams}:
+        os.close(descriptor)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, encoding="utf-8", closefd=False)  # noqa: SIM115
+    os.chdir(folder)
     os.environ.clear()
-    os.environ.update(request.environment)
-    sys.argv = ["mrt-hpc", *request.words]
+    os.environ.update(environment)
+    sys.argv = words
+
+
+def run_to_end(program: Callable[[], object]) -> NoReturn:
+    """End as Python does, but let the modules be: taking them apart copies what all forks share, for half a second."""
+    code = 0
+    try:
+        program()
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        code = end.code or 0
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
+    del sys.path[0]  # commands find no modules of the tests
     for name in IMPORTED:
         importlib.import_module(f"mrt_hpc.{name}")
     gc.freeze()  # so that no fork copies what it only looks at
-    serve(socket.socket(fileno=os.dup(0)))
+    serve()
     from mrt_hpc.cli import start
 
-    start()
+    run_to_end(start)

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from forked_commands import start_command
+from forked_commands import COMMANDS, Ended, run_command
 
 AT_WORK = "; running "
 """The line of progress of a command holds this once a task runs."""
@@ -26,11 +25,6 @@ LONGEST_S = 2400
 
 def is_at_work(line: str) -> bool:
     return AT_WORK in line or COMPUTES in line
-
-
-class Ended(NamedTuple):
-    status: int
-    printed: str  # what a terminal shows of both streams
 
 
 @dataclass(frozen=True)
@@ -58,18 +52,9 @@ class NewUser:
             printed, _ = process.communicate(timeout=LONGEST_S)
         return Ended(process.returncode, printed)
 
-    def types_in_fork(self, *words: object) -> Ended:
-        """The same without the imports that a command begins with: see ``forked_commands``."""
-        above, below = os.pipe()
-        command = start_command([*map(str, words)], self.environment, self.folder, below)
-        os.close(below)
-        try:
-            with open(above, encoding="utf-8") as output:
-                printed = output.read()
-            return Ended(command.wait(), printed)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(command.pid, signal.SIGKILL)
+    def types_in_fork(self, *words: object, program: str = COMMANDS) -> Ended:
+        """The same without the imports that a command begins with, or its tasks: see ``forked_commands``."""
+        return run_command(words, self.environment, self.folder, program)
 
     def looks(self, *words: object) -> Ended:
         """The same in a terminal."""
