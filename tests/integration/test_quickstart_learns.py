@@ -39,13 +39,13 @@ def test_the_report_shows_it(quickstart: RunLayout) -> None:
 
 
 def test_gradients_of_its_groups_are_measured_at_equal_cost(quickstart: RunLayout, tmp_path: Path) -> None:
-    """In a copy with eight groups of the last iteration, of which the checkpoint with Adam's averages is there."""
+    """In a copy with eight groups of the last iteration, whose step Adam's averages in the last checkpoint are of."""
     copy = RunLayout(tmp_path / "copy")
     shutil.copytree(quickstart.root, copy.root)
     for group in sorted(copy.groups(19).iterdir())[8:]:
         shutil.rmtree(group)
     shown = printed("analyze", "gradients", f"{copy.root}@last", "--out", tmp_path / "out")
-    assert "signal to noise of mrt_online" in shown and "checkpoint after 19 iterations" in shown
+    assert "signal to noise of mrt_online" in shown and "the step of iteration 19" in shown
     with (tmp_path / "out" / "gradients.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert {row["gradient"] for row in rows} == {"plain", "through Adam"}
