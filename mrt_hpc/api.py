@@ -251,10 +251,10 @@ def submit_recipe(
     the jobs are queued.
 
     Args:
-        what: the path or name of a recipe, or a run directory.
+        what: a recipe's path or name, or a run directory.
         overrides: fields of the recipe, each as ``training.learning_rate=2e-6``.
-        site: the path or name of a site profile; None for that of the run, or the user's default.
-        shape: the path or name of a shape of resources.
+        site: a site profile's path or name; None for that of the run, or the user's default.
+        shape: a path or name.
         data: the folder of all data files of a recipe; None for those that it names.
         run: the run directory of a recipe; None for ``runs/NAME``.
         say: is called with a sentence about each step.

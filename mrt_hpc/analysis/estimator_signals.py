@@ -79,8 +79,10 @@ def _summary(
     for number, name in enumerate(measured.names):
         snrs = [plain.snr(number, batch_of_equal_price(measured, n, number)) for n in range(len(COUNTINGS))]
         scaled = [signal.snr(number, signal.groups) for way, signal in signals.items() if way != "plain"]
-        cosine = "" if number == 0 else _text(plain.cosine(number, 0))
-        rows.append((name, *map(_text, snrs), _text(alignment(snrs[0])), cosine, *map(_text, scaled)))
+        cosine = "" if number == 0 else interval_text(plain.cosine(number, 0))
+        rows.append(
+            (name, *map(interval_text, snrs), interval_text(alignment(snrs[0])), cosine, *map(interval_text, scaled))
+        )
     return ("estimator", *ways), tuple(rows)
 
 
@@ -93,8 +95,8 @@ def sentence_on(measured: MeasuredEstimators, signal: GradientSignal, other: int
     for counting, counted in enumerate(COUNTINGS):
         prices = measured.prices[counting]
         found = signal.snr_ratio(0, other, (float(prices[0]), float(prices[other])))
-        ratios.append(f"{_text(found)} at equal {counted}")
-    goes = f"cosine of their means: {_text(signal.cosine(0, other))}"
+        ratios.append(f"{interval_text(found)} at equal {counted}")
+    goes = f"cosine of their means: {interval_text(signal.cosine(0, other))}"
     return f"signal to noise of {measured.names[0]} over that of {measured.names[other]}: {', '.join(ratios)}; {goes}"
 
 
@@ -117,5 +119,5 @@ def _estimate(found: Interval) -> IntervalEstimate:
     return IntervalEstimate(found.value, found.low, found.high)
 
 
-def _text(found: Interval | None) -> str:
+def interval_text(found: Interval | None) -> str:
     return NOT_RESOLVED if found is None else _estimate(found).decimals(".2f")

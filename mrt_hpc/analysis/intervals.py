@@ -1,7 +1,7 @@
 """Accuracies with their uncertainty, and what a comparison of them can show.
 
-Problems are the independent draws, not samples: the n samples of a problem share its difficulty, so every 95 % interval
-varies over problems (Miller 2024, *Adding Error Bars to Evals*, clustered standard errors).
+The n samples of a problem share its difficulty, so every 95 % interval varies over problems (Miller 2024, *Adding Error
+Bars to Evals*, clustered standard errors).
 
 - **Shares** (pass@1, pass@k, maj@k, regret): Wilson's score interval with an effective number of problems.
 - **Tokens**: a t interval of their mean's logarithm.

@@ -322,9 +322,8 @@ def claim_run(layout: RunLayout, heartbeat_limit_s: float) -> Iterator[None]:
     """Hold the run for this process during the block; its heartbeat shows other hosts that it runs.
 
     A claim is a file that is created exclusively, one for each generation. A process that has claimed and does not beat
-    yet seems dead. So each process, once it beats, looks for a later claim, and for the beats of earlier claims. It
-    looks after it has written there: a node of a network filesystem may remember for some seconds that a name is
-    missing, until it changes that folder.
+    yet seems dead. So each process, once it beats, looks for a later claim, and for the beats of earlier claims: after
+    it has written there, as a network filesystem may remember that a name is missing.
 
     Raises:
         UserError: another live process holds the run.

@@ -3,8 +3,7 @@ that nothing names any more.
 
 Each attempt claims its task by a file beside the task's heart: ``trainer.claim-00003`` is the third. The file is
 created exclusively, so of two attempts that begin at once one is refused. The newest claim holds the task until its
-attempt writes that it is over, or until its heart has stood still for long enough. A later attempt of the same job
-does not wait.
+attempt writes that it is over, or its heart has stood still for long enough.
 """
 # Claims are never removed, so that an old list of them does no harm.
 

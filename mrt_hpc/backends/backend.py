@@ -4,8 +4,7 @@ To add a back end, write a profile (a subclass of :class:`Site`) and a subclass 
 ``backends/`` with the profile's name in :data:`mrt_hpc.recipe.site.SITES`, or in a module of your own that the site
 profile names as ``type: my_module:MySite``.
 
-A back end with a queue submits jobs and returns; each job runs ``python -m mrt_hpc.attempt.ranks RUN JOB INDEX``. A
-back end without a queue runs the tasks until they end.
+A back end with a queue submits jobs and returns. One without runs the tasks until they end.
 """
 
 from abc import abstractmethod

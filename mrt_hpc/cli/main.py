@@ -20,9 +20,10 @@ from mrt_hpc.cli.life import cancel, clean, fork, sync
 from mrt_hpc.cli.logs import logs
 from mrt_hpc.cli.options import RunName, RunPath, RunUse
 from mrt_hpc.cli.printed_traces import traces
-from mrt_hpc.cli.recipes import check, recipes
+from mrt_hpc.cli.recipes import recipes
 from mrt_hpc.cli.status import explain, report, runs, status
 from mrt_hpc.cli.terminal import echo
+from mrt_hpc.cli.try_class import check
 from mrt_hpc.errors import Advice, UserError
 from mrt_hpc.run.layout import RunLayout, run_path
 
@@ -92,10 +93,7 @@ def submit_recipe(what: list[Path], axes: "list[Axis]", at_once: int | None, sit
     """Run RECIPE at a site: a Slurm cluster, or this machine. Or continue RUN, a run directory.
 
     `mrt-hpc init` describes a cluster, and makes it the site of all your commands. A run that is continued stays where
-    it is, whatever your default is; --site moves it.
-
-    RUN has its recipe, its site and the values of --set, so its directory is all that its continuation needs. Finished
-    results stay. `mrt-hpc resume RUN` is the same command.
+    it is; --site moves it. Finished results stay. `mrt-hpc resume RUN` is the same command.
 
     --sweep makes a family: a directory with a run for each combination of values. So do several recipes, each of which
     is run with each of these values. Each is a run like any other; `plan` says before what all of them take, and

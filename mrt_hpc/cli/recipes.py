@@ -1,6 +1,4 @@
-"""``mrt-hpc recipes`` and ``check``: list the recipes, shapes, suites and site profiles that can be named, copy one to
-edit it, and try a class that a recipe may name.
-"""
+"""``mrt-hpc recipes``: list the recipes, shapes, suites and site profiles that have names, and copy one to edit it."""
 
 import sys
 from pathlib import Path
@@ -8,9 +6,8 @@ from pathlib import Path
 import click
 
 from mrt_hpc.cli import options
-from mrt_hpc.cli.options import RunPath, RunUse
 from mrt_hpc.cli.terminal import Terminal, echo, echo_json
-from mrt_hpc.errors import Advice, ExitCode, UserError, nearest
+from mrt_hpc.errors import Advice, UserError, nearest
 from mrt_hpc.recipe import find
 from mrt_hpc.recipe.source import read_source
 from mrt_hpc.run.atomic import write_bytes
@@ -171,43 +168,3 @@ def _companion_files(entry: find.CatalogueEntry) -> list[Path]:
     named = [Path(text) for text in named_paths({SECTION: data} if entry.kind is find.SUITES else data)]
     inside = [folder / path for path in named if not path.is_absolute() and ".." not in path.parts]
     return list(dict.fromkeys(path for path in inside if path.is_file()))
-
-
-# -- check: a class that a recipe may name
-
-
-@click.command(short_help="Try a class of your own on a stored iteration.")
-@click.argument("name", metavar="MODULE:CLASS")
-@click.option("--run", type=RunPath(RunUse.LOOKS), required=True, help="A run with rollouts, such as runs/quickstart.")
-@click.option(
-    "--iteration", type=click.IntRange(min=0), help="The iteration, counted from 0. Default: the last sampled."
-)
-@options.overrides
-def check(name: str, run: Path, iteration: int | None, overrides: tuple[str, ...]) -> None:
-    """Try an algorithm, a prover, a loss, a verifier or a way of evaluating of your own on rollouts that RUN has
-    stored, in seconds, without a server and without a GPU.
-
-    The class is put into the recipe of RUN, without the prover there where an algorithm makes no use of one. An
-    algorithm learns the iteration; a prover and a way of evaluating get stored tokens for answers; a loss gets made-up
-    tokens with extreme ratios; a verifier judges stored and odd texts. The exit status is 0 if the class keeps what a
-    run takes for granted, and 2 otherwise.
-
-    \b
-    Examples:
-      mrt-hpc check my_method:LastEpisode --run runs/quickstart
-      mrt-hpc check my_method:LastEpisode --run runs/quickstart --set algorithm.weight=0.5
-      mrt-hpc check my_verifier:same_words --run runs/quickstart --iteration 0
-    """
-    from mrt_hpc.testing.class_in_run import ClassInRun
-
-    asked = ClassInRun.of(name, run, iteration, overrides)
-    echo(f"{name} in the recipe of {run}, with {len(asked.rollouts)} rollouts of iteration {asked.iteration}")
-    broken = False
-    for promise in asked.promises():
-        stops = bool(promise.broken) and promise.stops
-        broken |= stops
-        word, colour = ("failed", "red") if stops else ("doubt", "yellow") if promise.broken else ("ok", "green")
-        echo(f"{word:<7}", colour, end="")
-        echo(f"{promise.text}{promise.broken and f': {promise.broken}'}")
-    if broken:
-        click.get_current_context().exit(int(ExitCode.FATAL))

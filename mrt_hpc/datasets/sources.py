@@ -2,8 +2,7 @@
 commit of a data set of the Hugging Face hub.
 
 The library ``datasets`` only decides which files belong to a split: it infers types, so that a CSV file's answer 007
-becomes 7, and keeps ten digits of the numbers of a JSON list. Nor does pyarrow read CSV: it takes all that follows a
-quote which is not closed for one cell.
+becomes 7. Nor does pyarrow read CSV: it takes all that follows an open quote for one cell.
 """
 
 import csv

@@ -1,8 +1,8 @@
 """Draws the noise of a step of vLLM on CPU for the whole batch at once, keyed by seed and place.
 
-vLLM draws each request's key from a generator of its own, in a loop of Python that costs 1.5 ms of CPU time a step of
-256 sequences. Here the key is a hash of the request's seed and its number of generated tokens. So it is the same
-whatever else is in the batch, however long the prompt is, and after vLLM has computed the request again.
+vLLM draws each request's key from a generator of its own, in a loop of Python. Here the key is a hash of the request's
+seed and its number of generated tokens: the same whatever else is in the batch, and after vLLM has computed the request
+again.
 """
 
 from typing import Any

@@ -3,8 +3,7 @@ standard input what to serve.
 
 No process of the server outlives its owner, even a killed one: a remaining engine would hold its GPU. vLLM's ``spawn``
 imports this module in engine and workers as ``__mp_main__``; there the process asks the kernel for a signal when its
-parent dies. The server itself watches its parent: the kernel's signal follows the *thread* that started a process,
-which may end.
+parent dies. The server watches its parent: that signal follows the *thread* that started a process.
 
 Imports nothing of the training stack: login nodes import it.
 """

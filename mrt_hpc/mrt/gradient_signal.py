@@ -5,6 +5,7 @@ V          mean of |g_m|^2, less |mu|^2
 SNR(N)   = sqrt(N |mu|^2 / V), of the mean of N groups
 """
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,14 +74,14 @@ def mean_products(gram: FloatArray, weights: FloatArray) -> FloatArray:
 
     Source: not in the paper; a U-statistic.
     """
-    estimators, groups = gram.shape[:2]
-    by_pair = gram.transpose(0, 2, 1, 3).reshape(estimators**2, groups**2)
-    found = []
-    for drawn in weights:
-        pairs = np.outer(drawn, drawn)
-        np.fill_diagonal(pairs, 0.0)  # a group that was drawn twice is still one group
-        found.append((by_pair @ pairs.ravel() / pairs.sum()).reshape(estimators, estimators))
-    products = np.array(found)
+    estimators = range(len(gram))
+    squares = weights**2  # a group that was drawn twice is still one group
+    pairs = weights.sum(1) ** 2 - squares.sum(1)
+    products = np.zeros((len(weights), len(gram), len(gram)))
+    for one, other in itertools.product(estimators, estimators):
+        of_groups = gram[one, :, other]
+        total = ((weights @ of_groups) * weights).sum(1) - squares @ np.diagonal(of_groups)
+        products[:, one, other] = total / pairs
     return (products + products.transpose(0, 2, 1)) / 2
 
 

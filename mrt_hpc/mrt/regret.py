@@ -6,7 +6,7 @@ of a problem, then over problems. Where V_0, the value of the empty prefix, is k
 0.
 
 The tokens of a boundary are the sampled tokens before it; or, as the authors count, prompt, prefix, the prover's text
-and the answer there (``tokens_at`` in :mod:`mrt_hpc.analysis.problem_measures`).
+and the answer there.
 """
 
 from collections.abc import Mapping, Sequence

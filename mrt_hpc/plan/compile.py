@@ -1,10 +1,9 @@
 """Compiles a recipe and a site into a plan: pure, and the same for the same input.
 
 Segment s is an inference array and a trainer, or one colocated job; it starts when trainer s-1 has ended well. The
-first starts after ``prepare`` and, where the algorithm starts from traces of version 0, after the array that collects
-them; where later weights sample these again, such an array stands between two segments. Supervised segments are
-trainers alone. Evaluations of a segment's versions wait for its trainer; the report waits for everything, however it
-ended.
+first starts after ``prepare`` and, where the algorithm starts from stored traces, after the array that collects them;
+where later weights sample these again, such an array stands between two segments. Supervised segments are trainers.
+Evaluations of a segment's versions wait for its trainer; the report waits for everything, however it ended.
 """
 
 from collections.abc import Sequence

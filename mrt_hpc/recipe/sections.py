@@ -586,10 +586,9 @@ class Serving(base.Section):
     """The share of the GPU's memory that vLLM takes."""
     tensor_parallel: base.Cores | None = None
     """The number of GPUs that one server divides each layer over, for a model that does not fit one GPU. It must divide
-    the model's attention heads. null is 1. A task has as many servers side by side as it has GPUs for, and a group of
-    rollouts stays on one of them. Without GPUs it has one server, and a server of more than 1 computes in as many
-    processes. In a task of several nodes, null takes the GPUs of one node, and the layers are divided into as many
-    stages as there are GPUs for.
+    the model's attention heads. null is 1. A task has as many servers side by side as it has GPUs for. Without GPUs it
+    has one server, which computes in as many processes. In a task of several nodes, null takes the GPUs of one node,
+    and the layers are divided into as many stages as there are GPUs for.
     """
     max_concurrent_sequences: base.Count = 256
     """The maximum number of sequences in one batch of a server."""

@@ -1,7 +1,7 @@
 """Tries a class of the user's own on what a run has stored."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -68,11 +68,9 @@ class ClassInRun:
             iteration: a stored one; None takes the last.
             overrides: fields of the recipe.
         """
-        registries = dict(sections_with_own_classes(Recipe))
-        section, own = own_class(name, {section: registries[section] for section in PLACES})
+        section, changes = class_and_changes(name, PLACES)
         layout = existing_run(run)
-        asked = [f"{PLACES[section]}={json.dumps({'type': name})}", *_prover_removals(section, own), *overrides]
-        recipe = changed_recipe(layout.recipe_lock, read_recipe_lock(layout.recipe_lock), asked)
+        recipe = changed_recipe(layout.recipe_lock, read_recipe_lock(layout.recipe_lock), [*changes, *overrides])
         chosen = next(sampled_iterations(layout), 0) if iteration is None else iteration
         if not (groups := read_iteration(layout, chosen)):
             raise unsampled_error(layout, chosen)
@@ -149,6 +147,13 @@ class ClassInRun:
     def _problems(self) -> dict[str, Problem]:
         wanted = {rollout.problem_id for rollout in self.rollouts}
         return {problem.id: problem for problem in read_problems(self.layout.train_data) if problem.id in wanted}
+
+
+def class_and_changes(name: str, sections: Iterable[str]) -> tuple[str, list[str]]:
+    """The section of a class, one of ``sections``, and the changes that put it into a recipe."""
+    registries = dict(sections_with_own_classes(Recipe))
+    section, own = own_class(name, {section: registries[section] for section in sections})
+    return section, [f"{PLACES[section]}={json.dumps({'type': name})}", *_prover_removals(section, own)]
 
 
 def _prover_removals(section: str, own: type) -> list[str]:

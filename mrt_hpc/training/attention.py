@@ -5,8 +5,7 @@ and attends to its path: the positions of the prefix, then its own. Two ways com
 
 - On a GPU in 16 bits, torch's flash attention for sequences of different lengths (torch 2.11 or newer). The keys of all
 paths lie end to end; the last query of a part is at its last key.
-- Elsewhere, blocks: sequences of similar length become padded rows. A part that is at least half of its path is
-computed with the queries of its whole path.
+- Elsewhere, blocks: sequences of similar length become padded rows.
 """
 
 import inspect

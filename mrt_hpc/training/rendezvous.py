@@ -8,7 +8,7 @@ Any process that reaches a node can connect to gloo's listeners: a port for each
 another node of the task or at the interface that the site names (on one machine: 127.0.0.1). gloo takes the first
 process that sends the expected number. So each connection of the first group is proved with a key from the folder
 before anything else crosses it; a stranger can end the attempt, which then runs again. Later groups are not proved:
-they carry numbers only. NCCL asks for a random number of 64 bits. Neither library encrypts.
+they carry numbers only.
 """
 
 import atexit

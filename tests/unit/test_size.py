@@ -26,7 +26,7 @@ ROOMS: dict[str, int] = {
     "api": 220,  # the public face
     "attempt": 1400,  # what an end counts is here and not in `run`; one function for all ends, and what is typed then
     "backends": 3000,  # imports of files that were cut by concept
-    "cli": 3320,  # analyze gradients
+    "cli": 3360,  # analyze gradients; a credit in worlds that are known
     "cluster": 2240,  # imports of files that were cut by concept
     "datasets": 1020,  # gold answers that nothing reaches, and pictures that are missing, are found
     "domains": 1940,  # rewards in [0, 1], traces for verifiers, several rewards as one
@@ -43,7 +43,7 @@ ROOMS: dict[str, int] = {
     "roles": 4260,  # imports of files that were cut by concept; estimators measured on the groups of an iteration
     "run": 2940,  # columns of records are read as tables; a program has its own umask again after it submits
     "submit": 1060,  # sample answers for own verifiers
-    "testing": 440,  # what a run takes for granted of own classes: it was in `evaluate`; losses too
+    "testing": 640,  # what a run takes for granted of own classes; losses too; a credit in worlds that are known
     "training": 2520,  # five losses and what a loss is given, in a file of their own; gradients of groups
     "view": 1280,  # logs that are pipes; early ends, hearts that stand still, room on the disk
 }

@@ -4,8 +4,8 @@ tasks it waits.
     python -m mrt_hpc.backends.slurm.after_srun RUN_DIR JOB INDEX EXIT_CODE [WORD]    ends with an AttemptOutcome
 
 It prints Slurm tasks, one a line, of which one has to run before this task can continue; and ``node-fault`` where the
-next attempts have to leave out this node. The word is ``abandoned`` if none of those tasks is in the queue any more,
-and ``forbidden`` if Slurm does not start the task again.
+next attempts leave out this node. The word is ``abandoned`` if none of those tasks is queued any more, and
+``forbidden`` if Slurm does not start the task again.
 """
 
 import os

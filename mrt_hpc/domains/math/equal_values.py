@@ -1,10 +1,10 @@
 """Decides whether two expressions are equal by their values, to as many digits as it takes.
 
-math-verify takes a small difference, or one with a small term, for zero (``chop``): 2^-101 and 1/2 + 2^-101 were equal
-to it. Here rational numbers are compared exactly, decimals to six places, others to ``MOST_DIGITS`` digits that sympy
-vouches for. Expressions are compared at ``LEAST_POINTS`` points with positive symbols: those of physics are positive,
-and sympy proves few equalities of roots and logarithms over all reals. An absolute value says that its symbols may be
-negative, and ``(-1)^n`` that n is an integer.
+math-verify takes a small difference, or one with a small term, for zero (``chop``). Here rational numbers are compared
+exactly, decimals to six places, others to ``MOST_DIGITS`` digits that sympy vouches for. Expressions are compared at
+``LEAST_POINTS`` points with positive symbols: those of physics are positive, and sympy proves few equalities of roots
+and logarithms over all reals. An absolute value says that its symbols may be negative, and ``(-1)^n`` that n is an
+integer.
 """
 
 from typing import Any

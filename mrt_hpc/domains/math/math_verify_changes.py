@@ -1,8 +1,7 @@
 """Changes private functions of math-verify; no other file does. ``docs/math-verify.patch`` makes the two changes that
 suit every user of it in its sources: the two stages of the parser, and exact numbers compared by their digits.
 
-The parser first runs in the fast one of ANTLR's two modes. Most of a verdict's time is ANTLR's full prediction (LL).
-Its simpler one (SLL) gives the same tree or a syntax error (documentation of ``PredictionMode``).
+The parser first runs in the fast one of ANTLR's two modes (SLL), which gives the same tree or a syntax error.
 
 Two expressions are compared by their values (``equal_values``), and two symbols by their names with their case; sympy
 simplifies the difference only where there are too few values, which takes 10 to 100 ms.

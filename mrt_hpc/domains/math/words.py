@@ -2,8 +2,8 @@ r"""Answers that are words, or end with words: names, days, letters of choices, 
 reads words as products of symbols, and a list of letters in ``\text{}`` as something else than the list.
 
 A word has four letters or more, at most the first of them a capital and at least one a vowel, and they are no
-neighbours in the alphabet: ``apples`` is one; ``xyz``, ``mgh``, ``abcd`` and ``ABCD`` are products or names. In
-brackets behind a number three letters are enough, or a unit: ``9 (men)``, ``9 (cm)``. Every function takes linear time.
+neighbours in the alphabet: ``apples``, not ``mgh`` or ``abcd``. In brackets behind a number three letters are enough,
+or a unit: ``9 (men)``, ``9 (cm)``. Every function takes linear time.
 """
 
 import re

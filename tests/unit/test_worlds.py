@@ -1,0 +1,98 @@
+"""The worlds of `check --referee`: their exact gradients, what credits do there, and what the command prints."""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from basics import ROOT
+from commands import typed
+
+from mrt_hpc.algorithms.grpo import Grpo
+from mrt_hpc.algorithms.mrt_online import MrtOnline
+from mrt_hpc.testing.referee import GRPO, OWN, SHUFFLED, WorldFinding, with_shuffled_progress, world_findings
+from mrt_hpc.testing.worlds import WORLDS, World, group_gradients
+
+STEP = 1e-5
+NAMED = {world.name: world for world in WORLDS}
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
+def test_the_exact_gradient_is_that_of_finite_differences(world: World) -> None:
+    logits = world.logits + np.linspace(-0.3, 0.3, len(world.starts))
+    numbers = [0, len(logits) - 1]
+    steps = STEP * np.eye(len(logits))[numbers]
+    rises = [world.expected_reward(logits + s) - world.expected_reward(logits - s) for s in steps]
+    np.testing.assert_allclose(world.exact_gradient(logits)[numbers], np.array(rises) / (2 * STEP), atol=1e-8)
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
+def test_grpo_that_leaves_one_out_has_the_exact_gradient_on_average(world: World) -> None:
+    groups = 600
+    sequences = Grpo().learnt(world.batch(world.logits, groups, 4, seed=1)).sequences
+    of_groups = group_gradients(sequences, world.logits, groups)
+    errors = of_groups.std(axis=0) / np.sqrt(groups)
+    assert (abs(of_groups.mean(axis=0) - world.exact_gradient(world.logits)) < 4 * errors).all()
+
+
+def test_shuffled_progress_is_the_same_numbers_on_other_episodes() -> None:
+    batch = NAMED["ladder"].batch(NAMED["ladder"].logits, 4, 4, seed=0)
+    shuffled = with_shuffled_progress(batch, seed=0)
+    steps = [np.concatenate([np.diff(v) for v in one.value_arrays]) for one in (batch, shuffled)]
+    assert Counter(np.round(steps[0], 9)) == Counter(np.round(steps[1], 9))
+    assert not np.allclose(*steps)
+
+
+def found(algorithm: MrtOnline, *names: str) -> list[WorldFinding]:
+    return list(world_findings(algorithm, "own", [NAMED[name] for name in names]))
+
+
+def test_a_credit_pays_where_steps_are_many_and_leads_into_the_trap() -> None:
+    many, few, ladder, trap = found(MrtOnline(), "asked, 12 steps", "asked, 3 steps", "ladder", "trap")
+    gains = [finding.ratio(OWN, GRPO) for finding in (many, few)]
+    assert gains[0] is not None
+    assert gains[1] is not None
+    assert gains[0].low > gains[1].high
+    for finding in (many, ladder):
+        assert finding.verdict.endswith("leads to more reward, and it has more signal than its shuffled self")
+    assert "leads away from reward" in trap.verdict
+
+
+def test_progress_to_go_never_leads_into_the_trap() -> None:
+    [trap] = found(MrtOnline(credit="to_go", alpha=4.0), "trap")
+    assert "leads to more reward" in trap.verdict
+
+
+def test_values_have_a_price() -> None:
+    [finding] = found(MrtOnline(alpha=0.0), "asked, 3 steps")
+    rollouts, tokens = finding.ratio(OWN, GRPO), finding.ratio_for_tokens(OWN, GRPO)
+    assert rollouts is not None
+    assert tokens is not None
+    assert rollouts.value == pytest.approx(1.0)
+    assert tokens.value == pytest.approx(np.sqrt(42 / 50))  # three episodes of 14 tokens, and four values of 2
+    assert finding.ratio(OWN, SHUFFLED) == rollouts
+
+
+def test_a_user_types_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(ROOT / "tests" / "examples" / "my_method.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    said = typed("check", "my_method:LastEpisode", "--referee", "--set", "algorithm.weight=0.5").output
+    assert "my_method:LastEpisode, shuffled" in said
+    assert all(f"\n{world.name} (" in said for world in WORLDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("my_method:Cautious", "--referee"), "my_method.py has LastEpisode, GainsOnly"),
+        (("my_method:GainsOnly",), "neither is named"),
+        (("my_method:LastEpisode", "--referee", "--set", "algorithm.weight=-1"), "a number of at least 0"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    arguments: tuple[str, ...], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(ROOT / "tests" / "examples" / "my_method.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert expected in " ".join(typed("check", *arguments, exits=2).output.split())
