@@ -128,6 +128,7 @@ ON_NODES = {"training", "inference", "roles"}
 GRADERS = {"grader_queue", "math.equivalence", "math.math_verify_changes", "math.preload"}
 OF_THE_STACK = {
     "mrt_hpc.evaluate.regrade", "mrt_hpc.testing.class_in_run", "mrt_hpc.testing.promises",
+    "mrt_hpc.testing.referee", "mrt_hpc.testing.worlds",
     *(f"mrt_hpc.domains.{name}" for name in GRADERS),
 }  # fmt: skip
 """All other modules that a light installation cannot import: what commands need is not among them."""
