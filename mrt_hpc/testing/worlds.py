@@ -78,7 +78,7 @@ class World:
         for group, sample in itertools.product(range(groups), range(rollouts)):
             thought = self._sampled_thought(chances, rng)
             of_prefixes = [self.value(thought[:length], group % self.problems) for length in range(len(thought) + 1)]
-            sampled.append(_rollout(thought, chances, group, sample, right=rng.random() < of_prefixes[-1]))
+            sampled.append(rollout_of(thought, chances, group, sample, right=rng.random() < of_prefixes[-1]))
             values.append(dict(enumerate(of_prefixes)))
         return Batch(sampled, values, [], f"{self.name} {seed}", np.zeros(0), [])
 
@@ -110,7 +110,7 @@ def _probability(thought: Prefix, chances: Array) -> float:
     return float(np.prod([p if action else 1 - p for action, p in zip(thought, chances, strict=False)]))
 
 
-def _rollout(thought: Prefix, chances: Array, group: int, sample: int, *, right: bool) -> Rollout:
+def rollout_of(thought: Prefix, chances: Array, group: int, sample: int, *, right: bool) -> Rollout:
     size = len(thought)
     logprobs = [float(np.log(p if action else 1 - p)) for action, p in zip(thought, chances, strict=False)]
     return Rollout(

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from basics import ROOT
 from commands import typed
+from predict_worlds import ARMS, PROBLEMS, ROLLOUTS, WorldTables, gradients, learnt_accuracies, shuffled
 
+from mrt_hpc.algorithms.batch import Batch
 from mrt_hpc.algorithms.grpo import Grpo
 from mrt_hpc.algorithms.mrt_online import MrtOnline
 from mrt_hpc.testing.referee import GRPO, OWN, SHUFFLED, WorldFinding, with_shuffled_progress, world_findings
-from mrt_hpc.testing.worlds import WORLDS, World, group_gradients
+from mrt_hpc.testing.worlds import WORLDS, World, group_gradients, probabilities, rollout_of
 
 STEP = 1e-5
 NAMED = {world.name: world for world in WORLDS}
@@ -34,6 +36,57 @@ def test_grpo_that_leaves_one_out_has_the_exact_gradient_on_average(world: World
     of_groups = group_gradients(sequences, world.logits, groups)
     errors = of_groups.std(axis=0) / np.sqrt(groups)
     assert (abs(of_groups.mean(axis=0) - world.exact_gradient(world.logits)) < 4 * errors).all()
+
+
+ALGORITHMS = {
+    "grpo": Grpo(),
+    "grpo + constant": MrtOnline(credit="constant", alpha=0.2),
+    "r - V_j": MrtOnline(baseline="prefix", alpha=0.0),
+    "mrt_online, alpha 2": MrtOnline(alpha=2.0),
+    "progress to go": MrtOnline(credit="to_go"),
+    "area to go": MrtOnline(credit="area"),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("world", [NAMED["ladder"], NAMED["trap"]], ids=lambda world: world.name)
+def test_the_predictions_take_the_gradients_of_the_package(world: World, name: str) -> None:
+    tables, logits = WorldTables(world), world.logits[None]
+    sampled = tables.sample(logits, np.random.default_rng(0), update=1)
+    algorithm, size = ALGORITHMS[name], len(world.starts)
+    if name == "area to go":
+        algorithm = algorithm.model_copy(update={"budget_tokens": size})
+    rollouts, values = [], []
+    for group, sample in np.ndindex(PROBLEMS, ROLLOUTS):
+        decided = int(sampled.decided[0, group, sample].sum())
+        thought = tuple(sampled.actions[0, group, sample, :decided].astype(int))
+        right = bool(sampled.rewards[0, group, sample])
+        rollouts.append(rollout_of(thought, probabilities(world.logits), group, sample, right=right))
+        values.append(dict(enumerate(sampled.values[0, group, sample, : decided + 1])))
+    sequences = algorithm.learnt(Batch(rollouts, values, [], "", np.zeros(0), [])).sequences
+    expected = group_gradients(sequences, world.logits, PROBLEMS).mean(axis=0)
+    arm = next(arm for arm in ARMS if arm.name == name)
+    np.testing.assert_allclose(gradients(arm, sampled, logits)[0], expected, atol=1e-7)
+
+
+def test_a_table_learns_what_the_enumeration_says() -> None:
+    tables = WorldTables(NAMED["product"])
+    logits = np.array([NAMED["product"].logits, NAMED["product"].logits + 1.0])
+    np.testing.assert_allclose(tables.accuracies(logits), [NAMED["product"].expected_reward(row) for row in logits])
+    learnt = learnt_accuracies(tables, ARMS[0], 0.4, seeds=3)
+    assert (learnt[:, -1] > 0.95).all()
+
+
+def test_permuted_progress_keeps_its_numbers_within_each_batch() -> None:
+    tables = WorldTables(NAMED["trap"])
+    sampled = tables.sample(np.tile(tables.world.logits, (2, 1)), np.random.default_rng(0), update=1)
+    steps = np.diff(sampled.values)
+    moved = shuffled(steps, sampled)
+    for seed in range(2):
+        own = sampled.decided[seed]
+        np.testing.assert_array_equal(np.sort(moved[seed][own]), np.sort(steps[seed][own]))
+        assert not moved[seed][~own].any()
+    assert not np.array_equal(moved, steps)
 
 
 def test_shuffled_progress_is_the_same_numbers_on_other_episodes() -> None:
