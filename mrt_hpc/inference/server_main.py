@@ -64,9 +64,10 @@ def main() -> None:
         from vllm.platforms import current_platform
 
         if current_platform.is_cpu():
-            from mrt_hpc.inference.vllm_on_cpu import fork_engines
+            from mrt_hpc.inference.vllm_on_cpu import fork_engines, inspect_models_here
 
             fork_engines()
+            inspect_models_here()
     if order := sys.stdin.readline():
         sys.argv[1:], changed = json.loads(order)
         os.environ.update(changed)

@@ -119,5 +119,13 @@ def fork_engines() -> None:
 
     EngineProcess.threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    context = EngineContext()
-    utils.get_mp_context = lambda: context
+    utils.get_mp_context = EngineContext
+
+
+def inspect_models_here() -> None:
+    """Have vLLM look at a model's class in this process. It would start another one, which imports vLLM again, so that
+    this one leaves CUDA alone.
+    """
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda look: look()

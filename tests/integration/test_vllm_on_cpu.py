@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ pytest.importorskip("vllm")
 from collections.abc import Callable
 
 from numpy.typing import NDArray
+from vllm.model_executor.models import registry
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -27,7 +29,7 @@ from vllm.v1.outputs import LogprobsLists
 
 from mrt_hpc.inference import seeded_noise, vllm_on_cpu
 from mrt_hpc.inference.seeded_noise import step_keys
-from mrt_hpc.inference.vllm_on_cpu import HoldingScheduler
+from mrt_hpc.inference.vllm_on_cpu import HoldingScheduler, inspect_models_here
 from mrt_hpc.run.retries import wait_until
 
 P = torch.tensor([0.3, 0.25, 0.2, 0.1, 0.08, 0.05, 0.02])
@@ -222,3 +224,13 @@ def test_a_forked_engine_computes_with_all_threads_and_ends_with_its_server() ->
         assert threads_of_engine == threads
         assert server.wait(30) == -signal.SIGKILL
     wait_until(lambda: not psutil.pid_exists(engine), reason="the end of the engine", deadline_s=10)
+
+
+def test_a_models_class_is_looked_at_without_another_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The first server of a node has nothing in its cache."""
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    monkeypatch.setattr(registry, "_run_in_subprocess", registry._run_in_subprocess)
+    monkeypatch.setattr(registry.subprocess, "run", lambda *_, **__: pytest.fail("another process"))
+    inspect_models_here()
+    found = registry.ModelRegistry.models["LlamaForCausalLM"].inspect_model_cls()
+    assert found.is_text_generation_model and list(tmp_path.rglob("*.json"))
