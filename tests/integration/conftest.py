@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from forked_commands import WITH_TASKS, run_command
+from forked_tasks import forked_servers
 from new_user import NewUser
 
 from mrt_hpc.attempt.entry import load_task
@@ -73,6 +74,13 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
             status, printed = user.types("submit", ROOT / "recipes/quickstart.yaml")
             assert status == 0 and str(layout.report) in printed, printed
     return layout
+
+
+@pytest.fixture(scope="module")
+def vllm_is_loaded() -> Iterator[None]:
+    """Servers that the tests of a file start are forks: see ``forked_tasks``."""
+    with forked_servers():
+        yield
 
 
 @pytest.fixture(scope="session")

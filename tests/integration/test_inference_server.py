@@ -380,6 +380,7 @@ LONG = SamplingSettings(200, ignore_stop=True)
 HANGS_S = 8.0  # a fresh server may need some seconds on a busy core until the first of many requests has a token
 
 
+@pytest.mark.usefixtures("vllm_is_loaded")
 @pytest.mark.parametrize("fault", ["killed", "all hang", "engine hangs while idle"])
 def test_a_server_that_fails_under_load_is_restarted_with_the_weights_loaded_last(
     vllm: VllmServer, reached: Reached, models: list[Path], fault: str, monkeypatch: pytest.MonkeyPatch
@@ -491,6 +492,7 @@ def test_a_sample_whose_request_comes_during_a_pause_finds_no_prefix_of_the_old_
     assert salts == ["pause 1", "pause 1"]
 
 
+@pytest.mark.usefixtures("vllm_is_loaded")
 def test_a_server_that_cannot_start_tells_the_end_of_its_log(tmp_path: Path) -> None:
     settings = ServerSettings(tmp_path / "no model", max_model_len=512)
     with pytest.raises(UserError, match="no model"), VllmServer(settings, tmp_path / "server.log"):

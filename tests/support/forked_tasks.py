@@ -19,9 +19,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+from unittest.mock import patch
 
 from forked_commands import IMPORTED, LONGEST_REQUEST, become, run_to_end, serve
 
@@ -60,6 +63,21 @@ def fork_what_is_started() -> None:
         mine.close()
         fork_on_request(its)
     its.close()
+    subprocess.Popen._execute_child = forking(mine)
+
+
+@contextmanager
+def forked_servers() -> Iterator[None]:
+    """During the block, the servers that this process starts are forks of a child that has imported what they need."""
+    mine, its = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    with its:
+        child = subprocess.Popen([sys.executable, __file__], stdin=its)
+    with child, mine, patch.object(subprocess.Popen, "_execute_child", forking(mine)):
+        yield
+
+
+def forking(control: socket.socket) -> Callable[..., None]:
+    """What a ``Popen`` does to start its child, if tasks and servers are forked at the other end."""
     start, parameters = subprocess.Popen._execute_child, inspect.signature(subprocess.Popen._execute_child)
 
     def start_or_fork(process: subprocess.Popen[Any], *given: Any) -> None:
@@ -67,11 +85,11 @@ def fork_what_is_started() -> None:
         if [*wanted["args"]][:2] != [sys.executable, "-m"] or wanted["args"][2] not in (TASK, SERVER):
             start(process, *given)
             return
-        process.pid = forked(mine, wanted)
+        process.pid = forked(control, wanted)
         process._child_created = True
         process._close_pipe_fds(*(wanted[end] for end in PIPES))
 
-    subprocess.Popen._execute_child = start_or_fork
+    return start_or_fork
 
 
 def forked(control: socket.socket, wanted: dict[str, Any]) -> int:
@@ -149,6 +167,8 @@ if __name__ == "__main__":
     for name in (*(f"mrt_hpc.{own}" for own in IMPORTED), *OF_TASKS):
         importlib.import_module(name)
     gc.freeze()  # so that no fork copies what it only looks at
+    if len(sys.argv) == 1:
+        fork_on_request(socket.socket(fileno=os.dup(0)))
     serve()
     fork_what_is_started()
     from mrt_hpc.cli import start
