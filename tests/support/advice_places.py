@@ -81,7 +81,8 @@ def places() -> list[Place]:
     return [
         place
         for path in sorted(PACKAGE.rglob("*.py"))
-        for place in places_in(ast.parse(path.read_text()), str(path.relative_to(PACKAGE)))
+        if "mrt-hpc " in (source := path.read_text())
+        for place in places_in(ast.parse(source), str(path.relative_to(PACKAGE)))
     ]
 
 
