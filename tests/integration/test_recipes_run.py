@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
 from mrt_hpc.algorithms.batch import batch_of
+from mrt_hpc.algorithms.learnt_batch import part_weights
 from mrt_hpc.algorithms.mrt_online import branch_sequences
 from mrt_hpc.algorithms.samples import read_suffixes
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
@@ -40,7 +41,7 @@ Runs = Callable[[str], RunLayout]
 
 PAPERS = ROOT / "recipes" / "papers"
 RECIPES = sorted((ROOT / "recipes" / "small_world").glob("*.yaml"))
-RECIPES += [PAPERS / f"{name}.yaml" for name in ("cispo", "spo")]
+RECIPES += [PAPERS / f"{name}.yaml" for name in ("cispo", "gdpo", "spae", "spo")]
 FILES = {path.stem: path for path in RECIPES}
 ITERATIONS, LONGER = 2, 3
 SHRUNK = {
@@ -181,6 +182,30 @@ def test_the_other_papers_learn_from_sampled_groups(run: Runs, one_rank: Ranks, 
     learnt = require_kind(recipe.algorithm, RolloutAlgorithm).learnt(batch_of(groups(layout, 0)))
     found = build(trainer_settings(recipe), layout.weights_version(0), one_rank).update(learnt.sequences)
     assert found.grad_norm > 0 and np.isfinite(found.loss)
+
+
+def test_gdpo_divides_each_reward_by_its_deviation_in_the_group_and_the_sum_by_that_of_the_batch(run: Runs) -> None:
+    recipe = load_recipe(PAPERS / "gdpo.yaml")
+    batch = batch_of(groups(run("gdpo"), 0), weights=part_weights(recipe))
+    assert {tuple(r.reward_parts) for r in batch.rollouts if r.answer} == {(1.0, 1.0), (0.0, 0.0)}
+    right, problems = batch.right.astype(float), np.array(batch.problem_ids)
+    summed = np.zeros(len(right))
+    for mine in (problems == problem for problem in set(batch.problem_ids)):
+        summed[mine] = (right[mine] - right[mine].mean()) / max(right[mine].std(), 1e-9)
+    learnt = require_kind(recipe.algorithm, RolloutAlgorithm).learnt(batch).sequences
+    found = [float(s.advantages[0]) for s in learnt]
+    np.testing.assert_allclose(found, summed / np.sqrt((summed**2).mean()), rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_is_credited_with_the_change_of_the_gold_answers_likelihood(run: Runs) -> None:
+    sampled = groups(run("spae"), 0)
+    assert not any(group.branches for group in sampled)
+    batch = batch_of(sampled)
+    learnt = require_kind(load_recipe(PAPERS / "spae.yaml").algorithm, RolloutAlgorithm).learnt(batch).sequences
+    for rollout, values, sequence in zip(batch.rollouts, batch.value_arrays, learnt, strict=True):
+        assert len(values) == len(rollout.boundaries) and (values > 0.0).all() and (values < 1.0).all()
+        of_each = [float(sequence.advantages[start]) for start in rollout.credited[:-1]]
+        np.testing.assert_allclose(np.diff(of_each), np.diff(values, n=2), atol=1e-5)
 
 
 @pytest.mark.parametrize("recipe", ["cispo", "length_penalty"])
