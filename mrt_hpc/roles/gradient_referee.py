@@ -1,7 +1,7 @@
 """Measures estimators of the gradient on the stored groups of one iteration."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,9 +46,11 @@ Tell = Callable[[str], object]
 
 
 def measure_estimators(
-    layout: RunLayout, recipe: Experiment, version: int | str, seed: int, tell: Tell
+    layout: RunLayout, recipe: Experiment, version: int | str, seed: int, tell: Tell, beside: Collection[str] = ()
 ) -> MeasuredEstimators:
-    """``tell`` gets the cost once the first gradients have shown it."""
+    """``tell`` gets the cost once the first gradients have shown it; ``beside`` names the estimators that are measured
+    with the run's own, where these are not all.
+    """
     own, recipe = _rollout_algorithm(layout, recipe)
     number = _chosen_version(layout, version)
     groups = read_iteration(layout, number)
@@ -62,6 +64,7 @@ def measure_estimators(
             advice="name a version whose iteration has more problems",
         )
     estimators, remarks = estimators_of(own, recipe)
+    estimators = [one for one in estimators if not beside or one.algorithm == own or one.name in beside]
     verify(layout.weights_version(number))
     trainer = gradient_trainer(trainer_settings(recipe), layout.weights_version(number))
     learnt, equal = distinct(estimators, batch, derive_seed(recipe.seed, "trainer", number))
