@@ -178,7 +178,7 @@ def calibration(found: list[Ratio]) -> Iterator[tuple[object, ...]]:
             ratio = pooled(found, **those) if measured else None
             predicted, came = said(ratio), "better" if (points.mean > 0) == (measure == "accuracy") else "worse"
             agree = "no" if predicted in ("better", "worse") else "cannot tell"
-            told = "–" if ratio is None else ratio.decimals(".2f")
+            told = "–" if ratio is None else ratio.decimals(".3f")
             shown = (equal, arm.name, measure, when, points.decimals("+.1f"), came, told, predicted)
             yield *shown, "yes" if predicted == came else agree
 
@@ -189,12 +189,12 @@ def markdown(found: list[Ratio]) -> str:
     rows = []
     for arm, estimator in dict.fromkeys((ratio.arm, ratio.estimator) for ratio in plain):
         those = {"arm": arm, "estimator": estimator}
-        of_all = [pooled(plain, **those, equal=counting).decimals(".2f") for counting in COUNTINGS]
+        of_all = [pooled(plain, **those, equal=counting).decimals(".3f") for counting in COUNTINGS]
         of_each = [pooled([r for r in plain if r.version == v], **those, equal=COUNTINGS[0]) for v in versions]
         mine = [r for r in plain if (r.arm, r.estimator, r.equal) == (arm, estimator, COUNTINGS[0])]
         resolved = [r.cosine for r in mine if np.isfinite(r.ratio)]
         counted = f"{len(resolved)} of {len(mine)}"
-        each = (one.decimals(".2f") for one in of_each)
+        each = (one.decimals(".3f") for one in of_each)
         rows.append((arm, estimator, counted, *of_all, *each, f"{min(resolved):.2f}"))
     of_versions = (f"rollouts, version {version}" for version in versions)
     head = ("groups of", "estimator", "resolved", *COUNTINGS, *of_versions, "least cosine")
