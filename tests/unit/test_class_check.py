@@ -8,6 +8,7 @@ from basics import RECIPES, ROOT
 from commands import typed
 from run_of import run_of
 from samples import rollout, sampled
+from tables import tables
 from warm_start import build_tokenizer
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm
@@ -18,6 +19,8 @@ from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.problems import write_problems
 from mrt_hpc.run.records import Problem
 from mrt_hpc.testing.promises import algorithm_contract
+
+TABLES = tables("class_check")
 
 EXAMPLES = ROOT / "tests" / "examples"
 
@@ -58,18 +61,7 @@ class Mine(RolloutAlgorithm):
 """
 
 
-@pytest.mark.parametrize(
-    ("body", "told"),
-    [
-        ("w = self.weight", ""),
-        ("w = numpy.nan", "must be finite"),
-        ("w = random.random()", "gives the same sequences again"),
-        ("w = 1.0; batch.rollouts[0].boundaries.append(9)", "stays as it was"),
-        ("return [1.0]", "it returned list"),
-        ("return Learnt([])", "no sequence"),
-        ("w = batch.reward", r"AttributeError"),
-    ],
-)
+@pytest.mark.parametrize(("body", "told"), TABLES["algorithms"])
 def test_an_algorithm_learns_a_stored_iteration(run: Path, body: str, told: str) -> None:
     module = written(run, ALGORITHM.replace("BODY", body))
     done = typed("check", f"{module}:Mine", "--run", run, exits=2 if told else 0)

@@ -10,9 +10,12 @@ import pytest
 from basics import QUICKSTART
 from commands import in_a_process, python, typed
 from run_of import run_of
+from tables import tables
 
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.run.layout import RunLayout
+
+TABLES = tables("cli")
 
 NOTHING = "~no-such-user"
 MANY_JOBS = ("--set", "schedule.iterations=1000000", "--set", "schedule.iterations_per_job=1")
@@ -132,16 +135,7 @@ def test_the_log_of_a_role_is_not_hidden_by_that_of_its_server(run: RunLayout) -
     assert "inference --server" in typed("logs", run.root, "inference", exits=2).stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "facts"),
-    [
-        ((r"so it is \boxed{\frac{1}{2}}", "0.5"), (r"'\\frac{1}{2}', extracted", "gold:     the number 0.5", "right")),
-        (("6/2", "3"), ("wrong: its value is right, and grading.strict",)),
-        (("6/2", "3", "--set", "grading.strict=false"), ("verdict:  right",)),
-        ((r"\boxed{", "3"), ("answer:   none", "wrong: the text has no answer")),
-        (("(B)", "B", "--set", "data.verifier=choice"), ("read as:  choice B", "right")),
-    ],
-)
+@pytest.mark.parametrize(("words", "facts"), TABLES["judged"])
 def test_an_answer_is_judged_with_the_reason(words: tuple[str, ...], facts: tuple[str, ...]) -> None:
     printed = typed("judge", *words).output
     assert [fact for fact in facts if fact not in printed] == [], printed

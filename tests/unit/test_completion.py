@@ -6,8 +6,11 @@ import pytest
 from basics import JOBS
 from canned_queue import canned_run
 from click.shell_completion import ShellComplete
+from tables import tables
 
 from mrt_hpc.cli.main import main
+
+TABLES = tables("completion")
 
 
 def offered(words: str, incomplete: str = "", kind: str = "plain") -> list[str]:
@@ -20,19 +23,7 @@ def test_names_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (folder := tmp_path / "mrt-hpc" / "sites").mkdir(parents=True)
     (folder / "mycluster.yaml").write_text("type: slurm\n")
-    for words, begun, word in (
-        ("plan", "", "mrt_online"),
-        ("submit", "small_world/", "small_world/grpo"),
-        ("plan x --site", "", "local"),
-        ("submit x --site", "", "example"),
-        ("eval x --site", "my", "mycluster"),
-        ("eval x --suite", "", "small_world"),
-        ("analyze regret x --suite", "paper_6", "paper_64"),
-        ("submit x --set", "training.learning", "training.learning_rate="),
-        ("plan x --set", "prover.br", "prover.branches="),
-        ("fields", "", "training.learning_rate"),
-        ("logs x", "", "trainer"),
-    ):
+    for words, begun, word in TABLES["offered"]:
         assert word in offered(words, begun)
     assert offered("plan x --site", "my") == ["mycluster"]
     assert offered("submit", kind="file")

@@ -14,6 +14,7 @@ from plain_losses import plain_objective, plain_total
 from ruamel.yaml import YAML
 from run_of import run_of
 from samples import rollout, sampled
+from tables import tables
 
 from mrt_hpc.recipe.choices import Aggregation
 from mrt_hpc.recipe.kinds import LOSSES
@@ -22,6 +23,8 @@ from mrt_hpc.recipe.sections import Training
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.training.loss_kinds import LossTokens
 from mrt_hpc.training.losses import SUMS, policy_loss
+
+TABLES = tables("loss_kinds")
 
 EXAMPLES = ROOT / "tests" / "examples"
 OWN = "my_loss:SoftGate"
@@ -156,18 +159,7 @@ class Whole(Mine):
 """
 
 
-@pytest.mark.parametrize(
-    ("body", "name", "told"),
-    [
-        ("tokens.weight * tokens.ratio * tokens.advantages", "Mine", ""),
-        ("tokens.advantages * tokens.logprobs + 0.01 * tokens.entropy", "Mine", "a loss gets no entropy"),
-        ("(tokens.ratio ** 4).square() * tokens.advantages", "Mine", "e^30"),
-        ("(tokens.ratio * tokens.advantages).sum()", "Mine", "the shape is []"),
-        ("tokens.ratio * tokens.sequence_mean(tokens.advantages)", "Mine", "whole_sequences = True"),
-        ("tokens.ratio * tokens.sequence_mean(tokens.advantages)", "Whole", ""),
-        ("tokens.ratio * tokens.advantages - 0.1 * tokens.ratio", "Mine", "are not computed"),
-    ],
-)
+@pytest.mark.parametrize(("body", "name", "told"), TABLES["own_losses"])
 def test_check_tries_a_loss_of_ones_own_at_extreme_ratios(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, name: str, told: str
 ) -> None:
