@@ -1,6 +1,7 @@
 """The commands as a user meets them: a wrong input is an error with what to type next, and leaves nothing behind."""
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,8 +18,9 @@ from mrt_hpc.run.layout import RunLayout
 
 TABLES = tables("cli")
 
-NOTHING = "~no-such-user"
-MANY_JOBS = ("--set", "schedule.iterations=1000000", "--set", "schedule.iterations_per_job=1")
+
+def words_of(line: str) -> list[str]:
+    return [word.replace("RECIPE", str(QUICKSTART)) for word in shlex.split(line)]
 
 
 @pytest.fixture
@@ -26,38 +28,16 @@ def run(tmp_path: Path) -> RunLayout:
     return run_of(tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    ("words", "fact"),
-    [
-        (["submit", QUICKSTART, "--set", "resources.trainer.memory_gib=0.5"], "--set resources.trainer.memory_gib="),
-        (["submit", QUICKSTART, "--set", "model={type: hugging_face, path: no}"], "/no"),
-        (["submit", QUICKSTART, "--set", "resources.trainer.gpus=99"], "99 GPUs"),
-        (["plan", QUICKSTART, "--set", "schedule.iterations=100000000"], "change the option --set schedule.iter"),
-        (["plan", QUICKSTART, *MANY_JOBS], "schedule.iterations_per_job"),
-        (["plan", f"{NOTHING}/mine.yaml"], NOTHING),
-        (["plan", QUICKSTART, "--set", f"data={{type: jsonl, path: {NOTHING}/x}}"], NOTHING),
-        (["plan", QUICKSTART, "--sbatch"], "--site"),
-    ],
-)
-def test_a_wrong_input_is_refused_and_leaves_nothing_behind(tmp_path: Path, words: list[str], fact: str) -> None:
-    refused = typed(*words, "--run", tmp_path / "run", exits=2).stderr
+@pytest.mark.parametrize(("words", "fact"), TABLES["wrong_inputs"])
+def test_a_wrong_input_is_refused_and_leaves_nothing_behind(tmp_path: Path, words: str, fact: str) -> None:
+    refused = typed(*words_of(words), "--run", tmp_path / "run", exits=2).stderr
     assert (fact in refused, refused.splitlines()[-1][:8]) == (True, "  next: ")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("words", "fact"),
-    [
-        (["plan", QUICKSTART, "--run", ""], "--run runs/NAME"),
-        (["plan", QUICKSTART, "--run", f"{NOTHING}/x"], "write the path in full"),
-        (["submit", QUICKSTART, "--site", "local", "--run", "/proc/x"], "name another file or folder"),
-        *((["logs", "runs/quickstart", "-n", lines], "'-n'") for lines in ("0", "many")),
-        (["submit", QUICKSTART, "--set", "data={type: jsonl, path: no.jsonl}", "--run", "{run}"], "no such data file"),
-        (["plan", "{run}/recipe.lock.yaml"], "name the run"),
-    ],
-)
-def test_a_wrong_word_is_refused_with_what_to_type(run: RunLayout, words: list[str], fact: str) -> None:
-    assert fact in typed(*(str(word).replace("{run}", str(run.root)) for word in words), exits=2).stderr
+@pytest.mark.parametrize(("words", "fact"), TABLES["wrong_words"])
+def test_a_wrong_word_is_refused_with_what_to_type(run: RunLayout, words: str, fact: str) -> None:
+    assert fact in typed(*words_of(words.replace("RUN", str(run.root))), exits=2).stderr
 
 
 @pytest.mark.parametrize(
