@@ -1,4 +1,4 @@
-"""What roles write of a run is what the report reads back, and each figure stands once, under one name."""
+"""What roles write of a run is what the report reads back, whole or narrowly, and each figure stands once."""
 
 import json
 import math
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import get_type_hints
 
 import numpy as np
+import pyarrow.parquet as pq
 from commands import recipe, refusal
+from evaluated import evaluated_run
 from run_of import bare_run
 from samples import rollout, rollout_with, sampled
 
@@ -22,12 +24,16 @@ from mrt_hpc.analysis.measures import (
     read_measurements,
     several_graders,
 )
+from mrt_hpc.analysis.model_samples import evaluated_problems
 from mrt_hpc.analysis.number_formats import span_text
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.recipe.sections import Training
 from mrt_hpc.roles.evaluation_summary import _regret
 from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
 from mrt_hpc.run.evaluation_settings import EvaluationSettings
+from mrt_hpc.run.groups import RolloutOutcome, read_group, read_outcomes
+from mrt_hpc.run.manifest import DamagedError
+from mrt_hpc.run.parquet import read_part
 from mrt_hpc.run.records import PrefixValue
 from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
 from mrt_hpc.training.update_statistics import UpdateStats
@@ -123,3 +129,22 @@ def test_what_is_not_finite_is_left_out_as_not_measured() -> None:
     assert (found.entropy, found.mismatch_max, found.loss) == (None, None, STATS.loss)
     assert "mismatch_kl" not in found.trainer and found.skipped_steps == STATS.skipped_steps
     assert (found.truncated_share, found.trainer["importance_capped_share"]) == (0.0, 0.5), "not the weights' share"
+
+
+# -- the narrow reading of a shard gives what the whole one gives, and sees the same damage
+
+
+def test_outcomes_are_those_of_the_whole_records_in_any_order_and_damage_is_seen(tmp_path: Path) -> None:
+    shard = evaluated_run(tmp_path / "run", 0).evaluation_shard(0, "held-out", 0)
+    found = read_outcomes(shard)
+    assert evaluated_problems([found]) == evaluated_problems([read_group(shard)])
+    assert [rollout.tokens for rollout in found.rollouts] == [70, 50]
+    assert len(found.branches) == 20
+    turned = replace(found, rollouts=found.rollouts[::-1], branches=found.branches[::-1], values=found.values[::-1])
+    assert evaluated_problems([turned]) == evaluated_problems([found])
+    path = shard / "rollouts.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["reward"]), path)
+    assert isinstance(refusal(read_outcomes, shard), DamagedError)
+    assert "reward" in str(refusal(read_part, path, RolloutOutcome))
+    path.write_bytes(b"nothing")
+    assert isinstance(refusal(read_part, path, RolloutOutcome), DamagedError)

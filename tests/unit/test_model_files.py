@@ -1,4 +1,4 @@
-"""What files alone tell of a model is refused when a run is submitted, before anything is queued."""
+"""Model directories that cannot be right are refused beforehand, and damaged files of weights are not taken."""
 
 import json
 import struct
@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.model_files import BITS, check_safetensors, context_length
 from mrt_hpc.run.manifest import DamagedError
-from mrt_hpc.run.safetensors_file import is_finite, refuse_not_finite
+from mrt_hpc.run.safetensors_file import is_finite, refuse_not_finite, stored_tensors, width_of
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer_config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -200,3 +200,24 @@ def test_heads_divide_over_the_gpus_of_a_server_and_over_the_ranks_of_a_sequence
         assert refused.expected == f"one of {', '.join(map(str, WIDTHS[field]))}"
         nearest = max(fitting for fitting in WIDTHS[field] if fitting <= width)
         assert str(refused.advice).partition(",")[0].endswith((f"{field} to {nearest}", f"{field}={nearest}"))
+
+
+# -- the tensors of a file of weights are found by its header, and no damaged file is taken
+
+
+def test_the_tensors_of_a_file_are_found_where_they_lie(tmp_path: Path) -> None:
+    tensors = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(5, dtype=np.float16)}
+    save_file(tensors, path := tmp_path / "model.safetensors", {"format": "pt"})
+    found = stored_tensors(path)
+    assert {t.name: (t.dtype, t.shape) for t in found} == {"a": ("F32", (2, 3)), "b": ("F16", (5,))}
+    content = path.read_bytes()
+    assert {t.name: content[t.start : t.start + t.size] for t in found} == {n: t.tobytes() for n, t in tensors.items()}
+    assert [width_of(t.dtype) * int(np.prod(t.shape)) for t in found] == [t.size for t in found]
+
+
+def test_a_file_that_is_none_or_gone_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"no weights")
+    for damaged in (path, tmp_path / "gone.safetensors"):
+        with pytest.raises(DamagedError):
+            stored_tensors(damaged)
