@@ -9,6 +9,7 @@ import pytest
 from basics import QUICKSTART, RECIPES
 from commands import RECIPES as FOLDER
 from commands import recipe, refusal, typed
+from tables import tables
 from warm_start import ModelSize, build_tokenizer
 
 from mrt_hpc.backends.sites import find_site
@@ -76,16 +77,7 @@ def test_no_profile_of_a_user_changes_what_a_shape_computes(tmp_path: Path, monk
     assert shape_changes("one_gpu", load, ()) == before
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("mrt_online", "--shape", "one_gpus"), "one_gpu is the nearest"),
-        (("quickstart", "--shape", "one_gpu"), "the recipe uses none"),
-        (("mrt_online", "--shape", "one_gpu", "--set", "resources.trainer.time_limit_minutes=5"), "no number fits"),
-        (("one_gpu/mrt_online",), "mrt-hpc plan mrt_online --shape one_gpu"),
-        (("shapes/one_gpu",), "this is a shape, and no recipe"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), tables("paper_recipes")["shapes"])
 def test_a_shape_that_is_no_shape_of_a_recipe_is_refused(words: tuple[str, ...], says: str) -> None:
     assert says in typed("plan", *words, exits=2).output
 
