@@ -12,6 +12,7 @@ import pytest
 from basics import QUICKSTART
 from commands import recipe, refusal, typed
 from run_of import publish_some, read_events, task_of
+from tables import tables
 
 from mrt_hpc.analysis.measures import read_measurements
 from mrt_hpc.analysis.rows import summarise_evaluation
@@ -140,7 +141,6 @@ def finished(run: Run) -> Run:
     return run.finish()
 
 
-NOWHERE = "evaluation.benchmarks=[{name: a, problems: {type: jsonl, path: /nowhere}}]"
 PACKED = ("training.batching=packed", "resources.trainer.ranks=2")
 
 
@@ -162,20 +162,7 @@ def test_what_decides_nothing_is_accepted(run: Run, begun: tuple[str], change: t
         assert run.locked == recipe, "a file that does not name the field leaves it as it is"
 
 
-@pytest.mark.parametrize(
-    ("begun", "done", "change", "fact"),
-    [
-        ((), None, ("training.learning_rate=1e-3",), "training.learning_rate was 0.0007 and is 0.001"),
-        (CONSTANT, 6, (*CONSTANT, "schedule.iterations=5"), "schedule.iterations"),
-        (CONSTANT, 10, (*CONSTANT, "schedule.iterations=80", "training.warmup_steps=3"), "training.warmup_steps was"),
-        (PACKED, 20, ("training.batching=shared", "resources.trainer.ranks=2"), "training.batching"),
-        (("sampling.max_prompt_tokens=99", DROP), 20, ("sampling.max_prompt_tokens=98", DROP), "max_prompt_tokens"),
-        ((), 20, (NOWHERE,), "/nowhere"),
-        # as long as it changes nothing that was done
-        (("schedule.iterations=22",), None, ("schedule.iterations=24",), None),
-        (CONSTANT, 6, (*CONSTANT, "schedule.iterations=6"), None),
-    ],
-)
+@pytest.mark.parametrize(("begun", "done", "change", "fact"), tables("changed_recipe")["changes"])
 def test_what_was_done_cannot_be_changed(
     run: Run, begun: tuple[str], done: int | None, change: tuple[str], fact: str | None
 ) -> None:

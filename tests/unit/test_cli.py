@@ -361,9 +361,6 @@ def test_after_ctrl_c_a_run_is_promised_only_where_one_goes_on(
 # -- what the shell offers after TAB
 
 
-COMPLETIONS = tables("completion")
-
-
 def offered(words: str, incomplete: str = "", kind: str = "plain") -> list[str]:
     """The words that are offered after others; those of another kind stand for any file or folder."""
     complete = ShellComplete(main, {}, "mrt-hpc", "_MRT_HPC_COMPLETE")
@@ -374,7 +371,7 @@ def test_names_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (folder := tmp_path / "mrt-hpc" / "sites").mkdir(parents=True)
     (folder / "mycluster.yaml").write_text("type: slurm\n")
-    for words, begun, found in COMPLETIONS["offered"]:
+    for words, begun, found in TABLES["offered"]:
         assert found in offered(words, begun)
     assert offered("plan x --site", "my") == ["mycluster"]
     assert offered("submit", kind="file")

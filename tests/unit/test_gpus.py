@@ -138,21 +138,10 @@ def test_only_words_that_name_gpus_are_gpus(monkeypatch: pytest.MonkeyPatch) -> 
         assert visible_gpus() == named, visible
 
 
-DRIVER = """#include <unistd.h>
-extern "C" {
-int cuDriverGetVersion(int *answer) { *answer = VERSION; return 0; }
-int cuInit(unsigned) { sleep(SECONDS); return ERROR; }
-int cuDeviceGetCount(int *answer) { *answer = 2; return 0; }
-int cuDeviceGetAttribute(int *answer, int what, int device) {
-    *answer = what == 75 ? 8 + device : what == 20 ? 3 : 0; return 0; }
-int cuDeviceGetName(char *name, int size, int device) { __builtin_snprintf(name, size, "GPU %d", device); return 0; }
-}"""
-
-
 def stand_in(folder: Path, version: int, error: int = 0, seconds: int = 0) -> None:
     meaning = f"-DVERSION={version} -DERROR={error} -DSECONDS={seconds}".split()
-    command = ["g++", "-shared", "-fPIC", *meaning, "-x", "c++", "-", "-o", folder / "libcuda.so.1"]
-    subprocess.run(command, input=DRIVER, text=True, check=True)
+    source = ROOT / "tests" / "cases" / "libcuda.cpp"
+    subprocess.run(["g++", "-shared", "-fPIC", *meaning, source, "-o", folder / "libcuda.so.1"], check=True)
 
 
 def test_the_driver_and_what_surrounds_the_process_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

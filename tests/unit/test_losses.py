@@ -146,7 +146,7 @@ def test_the_schedule_by_hand() -> None:
 # -- the losses of the policy gradient by hand, at ratios that no run should have, and of a user's own
 
 
-TABLES = tables("loss_kinds")
+TABLES = tables("losses")
 
 EXAMPLES = ROOT / "tests" / "examples"
 OWN = "my_loss:SoftGate"

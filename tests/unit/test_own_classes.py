@@ -28,6 +28,8 @@ from mrt_hpc.run.problems import write_problems
 from mrt_hpc.run.records import Problem
 from mrt_hpc.testing.promises import algorithm_contract
 
+TABLES = tables("own_classes")
+
 EXAMPLE = ROOT / "tests" / "examples" / "my_method.py"
 
 
@@ -82,16 +84,7 @@ def naming(folder: Path, section: str, *lines: str) -> tuple[Path, int]:
     return path, len(text)
 
 
-@pytest.mark.parametrize(
-    ("section", "file", "name", "field", "beyond", "bound", "near"),
-    [
-        ("algorithm", "my_method", "LastEpisode", "weight", -1, "a number of at least 0", "wieght"),
-        ("prover", "my_method", "Cautious", "branches", 0, "from 1 to 1,000,000", "branchs"),
-        ("training.loss", "my_loss", "SoftGate", "sharpness", 0, "a number above 0", "sharpnes"),
-        ("data.verifier", "my_verifier", "LastLineChoice", "choices", 1, "from 2 to 26", "choises"),
-        ("", "my_queue", "ScriptSite", "most_scripts", 0, "from 1 to 1,000,000", "most_script"),
-    ],
-)
+@pytest.mark.parametrize(("section", "file", "name", "field", "beyond", "bound", "near"), TABLES["faults"])
 def test_a_fault_in_a_class_of_any_kind_is_named_with_its_line_and_by_the_class_itself(
     tmp_path: Path, section: str, file: str, name: str, field: str, beyond: int, bound: str, near: str
 ) -> None:
@@ -202,8 +195,6 @@ def test_what_a_module_imports_from_beside_it_is_kept_and_decides_verdicts(recip
 
 # -- `mrt-hpc check`
 
-
-TABLES = tables("class_check")
 
 EXAMPLES = ROOT / "tests" / "examples"
 
