@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -128,17 +129,11 @@ class SyntheticRun:
         if version in (0, self.shape.iterations):
             shard = self.layout.evaluation_shard(version, benchmark, 0)
             commit_group(shard, sampled, weights="digest", settings=settings.sampled)
-        rewards: dict[str, list[float]] = {}
-        for rollout in (rollout for rollout in sampled.rollouts if rollout.counts):
-            rewards.setdefault(rollout.problem_id, []).append(rollout.reward)
-        regret = {
-            budget: {p: 1 - float(np.mean(r)) * budget / (budget + 4096) for p, r in rewards.items()}
-            for budget in BUDGETS
-        }
         counted = [rollout for rollout in sampled.rollouts if rollout.counts]
-        summary = summarise_evaluation(
-            version, benchmark, rewards, answers=list_by_problem(counted, lambda rollout: rollout.answer)
-        )
+        rewards, answers = (list_by_problem(counted, attrgetter(name)) for name in ("reward", "answer"))
+        means = {problem: float(np.mean(mine)) for problem, mine in rewards.items()}
+        regret = {budget: {p: 1 - m * budget / (budget + 4096) for p, m in means.items()} for budget in BUDGETS}
+        summary = summarise_evaluation(version, benchmark, rewards, answers=answers)
         told = {"regret": regret, "settings": settings.summarised, "tokens_per_rollout": 5000.0, "answered_share": 0.9}
         summary.model_copy(update=told).write(self.layout.evaluation_summary(version, benchmark))
 

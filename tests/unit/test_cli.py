@@ -312,9 +312,7 @@ def test_ctrl_c_while_the_program_loads_is_no_traceback() -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_what_is_printed_for_programs_is_json(
-    finished: RunLayout, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_programs_are_printed_json(finished: RunLayout, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     echo_json({"a": [float("nan"), (1.5, float("inf"))], "b": "\x9b\u202e"})
     printed = capsys.readouterr().out
     assert json.loads(printed) == {"a": [None, [1.5, None]], "b": "\x9b\u202e"} and printed.isascii()

@@ -47,9 +47,7 @@ paragraphs = st.lists(
 
 
 @given(paragraphs, st.integers(1, 4), st.integers(0, 6), st.integers(1, 3), st.integers(1, 5))
-def test_episodes_concatenate_to_the_trace_for_any_text_and_rule(
-    parts: list[str], gap: int, cuts: int, group: int, cap: int
-) -> None:
+def test_episodes_concatenate_to_the_trace(parts: list[str], gap: int, cuts: int, group: int, cap: int) -> None:
     raw = "\n\n".join(parts).encode()
     pieces = [raw[i : i + 3] for i in range(0, len(raw), 3)]  # boundaries and characters do not fall together
     rule = Episodes(min_paragraphs=gap, max_cuts=cuts, group_size=group, max_episodes=cap)

@@ -28,9 +28,8 @@ def test_the_mount_of_a_path() -> None:
 
 
 def test_mounts_with_names_in_any_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mountinfo").write_bytes(
-        MOUNTS.encode() + b"43 22 0:43 / /\xe9t\xe9\xe2\x80\xa8a rw - fuse.sshfs me@h:/ rw\n"
-    )
+    line = b"43 22 0:43 / /\xe9t\xe9\xe2\x80\xa8a rw - fuse.sshfs me@h:/ rw\n"
+    (tmp_path / "mountinfo").write_bytes(MOUNTS.encode() + line)
     monkeypatch.setattr(filesystems, "MOUNTS", tmp_path / "mountinfo")
     assert filesystems.filesystem(Path("/usr")).type == "ext4"
 

@@ -95,10 +95,8 @@ def test_the_gradient_of_the_kl_term_is_that_of_the_policy_from_the_reference(st
     engine = (old + apart * distribution(4)).log_softmax(-1)
     settings = Training(learning_rate=1e-6, importance_cap=100.0, kl_coefficient=0.5)
     nothing = torch.zeros(1, dtype=torch.float64)
-    losses = [
-        loss_of(policy[[a]], old[[a]], engine[[a]], nothing, settings=settings, reference=reference[[a]])
-        for a in range(4)
-    ]
+    of_all = [(policy[[a]], old[[a]], engine[[a]], nothing) for a in range(4)]
+    losses = [loss_of(*one, settings=settings, reference=reference[[a]]) for a, one in enumerate(of_all)]
     probability = engine.exp()
     mean = torch.stack([p * loss.total for p, loss in zip(probability, losses, strict=True)]).sum()
     (actual,) = torch.autograd.grad(mean, logits, retain_graph=True)

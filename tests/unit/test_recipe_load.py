@@ -159,9 +159,7 @@ def test_a_fault_has_the_place_where_it_stands(write: Callable[..., Path]) -> No
         assert str(refused.advice).endswith(file)
 
 
-def test_a_base_that_is_not_there_or_extends_the_recipe_is_refused_with_file_and_line(
-    write: Callable[..., Path],
-) -> None:
+def test_a_base_that_is_missing_or_extends_the_recipe_is_refused_with_file_and_line(write: Callable[..., Path]) -> None:
     write("", "other.yaml", "child.yaml")
     for extends in ("nowhere.yaml", "[a, b]", "''", "other.yaml", "child.yaml"):
         refused = refusal(load_recipe, write("name: a", extends=extends))

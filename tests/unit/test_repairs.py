@@ -68,9 +68,7 @@ def test_a_damaged_last_version_reopens_the_trainer_that_made_it(layout: RunLayo
     assert (path.exists(), states(layout, trainer.name)) == (False, [TaskState.FAILED])
 
 
-def test_a_version_published_again_while_the_damaged_one_was_read_stays(
-    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_published_again_during_the_look_stays(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_some(layout, 1)
 
     def slow(directory: Path, _: object) -> None:

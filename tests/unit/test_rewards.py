@@ -190,12 +190,8 @@ def test_a_weighted_sum_keeps_its_parts(recipe: Path) -> None:
     texts = [("What is it?", "x" * 40), ("What is it?", "x" * 200), ("What is it?", "unjudged"), ("Other", "x")]
     with GraderPool(verifier, processes=1) as pool:
         graded = asyncio.run(pool.grade([("7", "7"), (None, "7"), ("7", "7"), ("8", "7")], texts))
-    assert [(v.reward, v.parts) for v in graded] == [
-        (0.85, (1.0, 0.4)),
-        (0.25, (0.0, 1.0)),
-        (0.0, ()),
-        (0.0, (0.0, 0.0)),
-    ]
+    assert [v.reward for v in graded] == [0.85, 0.25, 0.0, 0.0]
+    assert [v.parts for v in graded] == [(1.0, 0.4), (0.0, 1.0), (), (0.0, 0.0)]
     assert [v.judged for v in graded] == [True, True, False, True]
 
 
@@ -229,10 +225,8 @@ def trace_with(*branches: str) -> SampledTrace:
     drawn = [SampledBranch(j, n, text, completion) for j in (0, 1) for n, text in enumerate(branches)]
     plans = [BoundaryPlan(j, len(branches), 0.0) for j in (0, 1)]
     text = "I think." + "." * 20 + "</think>\\boxed{7}"
-    prompted = PromptedGroup(Problem("p", "What is it?", "7"), [1], (start,))
-    return SampledTrace(
-        0, prompted, start, 0, text, "\\boxed{7}", [0, 1], completion, valuation=Valuation(plans, drawn)
-    )
+    prompted, valuation = PromptedGroup(Problem("p", "What is it?", "7"), [1], (start,)), Valuation(plans, drawn)
+    return SampledTrace(0, prompted, start, 0, text, "\\boxed{7}", [0, 1], completion, valuation=valuation)
 
 
 def test_a_verifier_sees_the_whole_trace_also_of_a_branch(recipe: Path) -> None:

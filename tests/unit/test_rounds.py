@@ -302,10 +302,8 @@ def reader(layout: RunLayout) -> RolloutReader:
 
 
 def places(layout: RunLayout) -> list[list[str]]:
-    return [
-        [p.id for p in place]
-        for place in draw_places(read_problems(layout.train_data), task_of(layout, TRAINER).recipe, 0)
-    ]
+    drawn = draw_places(read_problems(layout.train_data), task_of(layout, TRAINER).recipe, 0)
+    return [[problem.id for problem in place] for place in drawn]
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,7 @@ def lost(beside: Path) -> Recipe:
         return asking(beside, server)
 
 
-def test_the_service_says_what_is_right_and_any_other_reply_is_an_error(
+def test_the_service_says_what_is_right_and_other_replies_are_errors(
     beside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # that of downloads, which does not reach the service

@@ -237,9 +237,7 @@ def first_tokens(one: Task, *counts: int | None, unfinished: int = 1, tokens: in
     return times, server.control.tokens_done.call_count
 
 
-def test_the_first_token_is_written_once_when_the_counters_move(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_token_is_written_once_as_the_counters_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "LOOK_EVERY_S", 0.001)
     one = task(tmp_path / "one")
     assert first_tokens(one, unfinished=0) == ([], 0), "a server without work is left alone"

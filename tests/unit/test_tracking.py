@@ -196,7 +196,7 @@ run.finish()
 """
 
 
-def test_no_settings_of_the_working_folder_name_the_server(
+def test_no_settings_of_the_folder_name_the_server(
     tmp_path: Path, wandb: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder that others can write to may hold them."""
@@ -228,9 +228,7 @@ def broken(error: BaseException) -> Tracker:
     return Tracker([("W&B", WandbRun(Mock(log=Mock(side_effect=error), finish=Mock(side_effect=ends))))])
 
 
-def test_a_trainer_goes_on_where_wandb_cannot_write_and_ends_by_a_signal(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_trainer_goes_on_without_wandb_and_ends_by_a_signal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for logged in (2, 0):
         caplog.clear()
         with broken(OSError(errno.ENOSPC, "No space left on device")) as tracker:

@@ -75,9 +75,7 @@ SHARED_IDS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=25), min_
 
 @settings(deadline=None, max_examples=60)
 @given(SHARED_IDS, st.sampled_from([1, 2, 4]), st.booleans())
-def test_attention_follows_paths_or_stays_within_each_sequence(
-    ids: list[list[int]], key_heads: int, shares: bool
-) -> None:
+def test_attention_follows_paths_or_stays_within_sequences(ids: list[list[int]], key_heads: int, shares: bool) -> None:
     """Flash attention needs a GPU: its arguments are tested with the same attention computed plainly."""
     torch.manual_seed(0)
     row = SharedRow.of([np.array(tokens) for tokens in ids])
