@@ -22,12 +22,11 @@ from submitted import age
 from synthetic_run import Shape, SyntheticRun
 from tables import tables
 
+from mrt_hpc import RunLayout, UserError
 from mrt_hpc.attempt.ledger import record_site, remember_site
 from mrt_hpc.backends.user_settings import VARIABLE
 from mrt_hpc.cli.main import main
-from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import load_site
-from mrt_hpc.run.layout import RunLayout
 
 RUN, FINISHED = "a b", "runs/c d"
 """The run that is queued, and the one that is finished; both are two words of a shell."""

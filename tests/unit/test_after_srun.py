@@ -10,13 +10,12 @@ from basics import INFERENCE, ROOT, TRAINER, resources
 from run_of import bare_run, run_of
 from tables import tables
 
+from mrt_hpc import ExitCode, RunLayout, UserError
 from mrt_hpc.attempt.ledger import record_submission, shown_submissions, submissions
 from mrt_hpc.backends.slurm import after_srun
 from mrt_hpc.backends.slurm.after_srun import ABANDONED, FORBIDDEN, AttemptOutcome, awaited_tasks, give_up, main
 from mrt_hpc.backends.slurm.parameters import EPILOGUE, PROLOGUE
-from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.events import EventKind, EventLog, event_file
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 
 TABLES = tables("after_srun")

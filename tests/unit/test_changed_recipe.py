@@ -14,17 +14,16 @@ from commands import recipe, refusal, typed
 from run_of import publish_some, read_events, task_of
 from tables import tables
 
+from mrt_hpc import Recipe, RunLayout, UserError
 from mrt_hpc.analysis.measures import read_measurements
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.analysis.spending import resources_of
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.domains.small_world import STARTING_MODEL
-from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import compile_plan, role_resources
 from mrt_hpc.plan.jobs import EvaluationUnit, Plan, Role, read_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import Evaluation
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.evaluation import run as run_evaluation
@@ -32,7 +31,6 @@ from mrt_hpc.roles.prepare_checks import check_benchmark
 from mrt_hpc.run.evaluation_settings import evaluation_settings, has_samples
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Sampled, commit_group
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.problems import omitted_file, omitted_problems, read_problems, write_problems
 from mrt_hpc.run.records import GroupStatistics

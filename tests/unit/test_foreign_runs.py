@@ -16,12 +16,11 @@ from families import holder_of
 from other_users import ANOTHER, ROOT_ONLY, give_away
 from run_of import bare_run
 
+from mrt_hpc import RunLayout, UserError
 from mrt_hpc.cli.main import main
 from mrt_hpc.cli.options import RunName, RunUse
-from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.ownership import folder_below, refuse_to_write
 from mrt_hpc.run.access import CLOSED_TO_OTHERS, open_to_group
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, commit_whole, write_manifest
 from mrt_hpc.run.weights import take_over
 

@@ -16,6 +16,7 @@ from basics import ROOT, TRAINER, executable, look_first_in, resources
 from commands import in_a_process, python, recipe, refusal
 from run_of import run_of
 
+from mrt_hpc import ExitCode, RunLayout, UserError
 from mrt_hpc.attempt import entry, gpus, python_look
 from mrt_hpc.attempt.entry import role_function, run_task
 from mrt_hpc.attempt.gpus import EXCLUSIVE_PROCESS, NO_LIBRARY, GpuView, look, require_gpus, verdict
@@ -29,12 +30,10 @@ from mrt_hpc.backends.slurm.parameters import sbatch_parameters
 from mrt_hpc.backends.slurm.site import Container, SlurmSite
 from mrt_hpc.cluster.doctor import python_checks
 from mrt_hpc.cluster.doctor.situation import Situation
-from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Job, Role
 from mrt_hpc.plan.memory import gpu_memory
 from mrt_hpc.recipe.load import load_site
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState, read_task
 from mrt_hpc.submit.submission import objections_to
 

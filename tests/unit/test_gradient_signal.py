@@ -7,14 +7,12 @@ from basics import ROOT
 from commands import recipe
 from samples import rollout_with
 
-from mrt_hpc.algorithms.batch import Batch
+from mrt_hpc import Batch, MrtOnline, Recipe
 from mrt_hpc.algorithms.estimators import GradientEstimator, estimators_of
 from mrt_hpc.algorithms.grpo import Grpo
-from mrt_hpc.algorithms.mrt_online import MrtOnline
 from mrt_hpc.analysis.estimator_signals import MeasuredEstimators, analyse_estimators
 from mrt_hpc.mrt.gradient_signal import GradientSignal, Interval, alignment
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.gradient_referee import distinct
 from mrt_hpc.training.group_gradients import KEPT, WHOLE, kept_numbers
 

@@ -13,17 +13,9 @@ from evaluated import evaluated_run
 from run_of import bare_run
 from samples import rollout, rollout_with, sampled
 
-from mrt_hpc.algorithms.batch import Batch, Learnt
-from mrt_hpc.analysis.measures import (
-    EvaluationSummary,
-    IterationMetrics,
-    Phase,
-    RunCost,
-    RunFile,
-    RunSummary,
-    read_measurements,
-    several_graders,
-)
+from mrt_hpc import Batch, Learnt, PrefixValue
+from mrt_hpc.analysis import measures
+from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.analysis.model_samples import evaluated_problems
 from mrt_hpc.analysis.number_formats import span_text
 from mrt_hpc.analysis.rows import summarise_evaluation
@@ -34,7 +26,6 @@ from mrt_hpc.run.evaluation_settings import EvaluationSettings
 from mrt_hpc.run.groups import RolloutOutcome, read_group, read_outcomes
 from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.parquet import read_part
-from mrt_hpc.run.records import PrefixValue
 from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
 from mrt_hpc.training.update_statistics import UpdateStats
 
@@ -47,9 +38,9 @@ EVALUATION = summarise_evaluation(3, "held_out", {"a": [1.0, 0.0], "b": [0.0, 0.
 
 def test_records_survive_their_files(tmp_path: Path) -> None:
     unmeasured = METRICS.model_copy(update={"loss": math.nan, "grad_norm": math.inf})
-    run = RunSummary(
+    run = measures.RunSummary(
         recipe="r", algorithm="grpo", model="m", iterations_planned=4, iterations=(METRICS,), evaluations=(EVALUATION,),
-        cost=RunCost(gpu_hours=1.5), files=(RunFile(what="weights", path="weights"),),
+        cost=measures.RunCost(gpu_hours=1.5), files=(measures.RunFile(what="weights", path="weights"),),
     )  # fmt: skip
     path = bare_run(tmp_path).root / "deep" / "file.json"
     for record in (EVALUATION, run, unmeasured):
@@ -65,7 +56,7 @@ def test_a_summary_with_a_number_of_graders_is_read(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     for number, several in ((1, False), (2, True)):
         path.write_text(json.dumps({**EVALUATION.model_dump(mode="json"), "graders": number}))
-        assert (several_graders(EvaluationSummary.read(path).graders, "b") is not None) == several
+        assert (measures.several_graders(measures.EvaluationSummary.read(path).graders, "b") is not None) == several
 
 
 def test_measurements_are_collected_and_gaps_are_named(tmp_path: Path) -> None:
@@ -76,7 +67,7 @@ def test_measurements_are_collected_and_gaps_are_named(tmp_path: Path) -> None:
         update = {"version": version, "settings": "these"}
         EVALUATION.model_copy(update=update).write(layout.evaluation_summary(version, "held_out"))
     asked = EvaluationSettings("these", "these")
-    found = read_measurements(layout, 6, versions=[0, 5], settings={"held_out": asked, "harder": asked})
+    found = measures.read_measurements(layout, 6, versions=[0, 5], settings={"held_out": asked, "harder": asked})
     assert [metrics.iteration for metrics in found.iterations] == [0, 1, 4]
     assert [evaluation.version for evaluation in found.evaluations] == [0, 5]
     assert found.missing == ("metrics of iterations 2-3, 5 of 6", "evaluation on harder of weights versions 0, 5")

@@ -12,17 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from mrt_hpc.algorithms.mrt import draw_boundary
+from mrt_hpc.mrt import grpo
 from mrt_hpc.mrt.episodes import credit_bounds, cut_episodes
-from mrt_hpc.mrt.grpo import (
-    STD_FLOOR,
-    Baseline,
-    Normalise,
-    WithoutOutcome,
-    failed_groups,
-    leave_one_out,
-    outcome_advantages,
-    outcome_token_advantages,
-)
+from mrt_hpc.mrt.grpo import Baseline, Normalise
 from mrt_hpc.mrt.length_penalty import overlong_penalties
 from mrt_hpc.mrt.mrt import Bonus, PrefixGroup, answer_advantages, continued_advantages, stop_advantages
 from mrt_hpc.mrt.mrt_online import branch_advantages, token_advantages, token_credits
@@ -43,13 +35,13 @@ def test_progress_is_the_change_of_value_spread_over_the_tokens_of_its_episode()
 def test_outcome_advantages_compare_within_the_group() -> None:
     rewards = np.array([1.0, 0.0, 1.0, 1.0])
     # group a: 1, 1 -> mean 1; group b: 0, 1 -> mean 1/2
-    assert outcome_advantages(rewards, ["a", "b", "a", "b"], baseline=Baseline.GROUP).tolist() == [0, -0.5, 0, 0.5]
-    alone = outcome_advantages(rewards, ["a", "b", "a", "b"], baseline=Baseline.LEAVE_ONE_OUT)
+    assert grpo.outcome_advantages(rewards, ["a", "b", "a", "b"], baseline=Baseline.GROUP).tolist() == [0, -0.5, 0, 0.5]
+    alone = grpo.outcome_advantages(rewards, ["a", "b", "a", "b"], baseline=Baseline.LEAVE_ONE_OUT)
     assert alone.tolist() == [0, -1, 0, 1]
     # mean 1/4, standard deviation sqrt(3)/4, whatever is left out, and however long a trace is
     for baseline in (Baseline.GROUP, Baseline.LEAVE_ONE_OUT):
         form = {"baseline": baseline, "normalise": Normalise.GROUP_STD}
-        divided = outcome_token_advantages(np.array([1.0, 0.0, 0.0, 0.0]), ["a"] * 4, [1, 2, 30, 4], **form)
+        divided = grpo.outcome_token_advantages(np.array([1.0, 0.0, 0.0, 0.0]), ["a"] * 4, [1, 2, 30, 4], **form)
         assert [a[0] for a in divided] == pytest.approx([3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)], rel=1e-5)
     # the others of a right branch: 0, 0, 1 -> mean 1/3; of a wrong one: 1, 0, 1 -> mean 2/3
     assert branch_advantages(np.array([1.0, 0.0, 0.0, 1.0])) == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
@@ -57,7 +49,7 @@ def test_outcome_advantages_compare_within_the_group() -> None:
 
 @pytest.mark.parametrize("rewards", [[1.0, 1.0, 1.0], [0.0, 0.0], [1.0], []])
 def test_those_that_are_all_alike_tell_nothing(rewards: list[float]) -> None:
-    assert leave_one_out(np.array(rewards)).tolist() == [0.0] * len(rewards)
+    assert grpo.leave_one_out(np.array(rewards)).tolist() == [0.0] * len(rewards)
 
 
 REWARDS, GROUPS, LENGTHS = np.array([1.0, 0.0]), ["p", "p"], [6, 3]
@@ -75,18 +67,18 @@ def test_mrt_online_adds_progress_to_the_outcome_of_each_episode_and_alpha_zero_
     for baseline, normalise in product((Baseline.GROUP, Baseline.LEAVE_ONE_OUT), (Normalise.NONE, Normalise.GROUP_STD)):
         form = {"baseline": baseline, "normalise": normalise}
         mrt = token_advantages(*TRACES, VALUES, credits, alpha=0.0, **form)
-        for a, b in zip(mrt, outcome_token_advantages(REWARDS, GROUPS, LENGTHS, **form), strict=True):
+        for a, b in zip(mrt, grpo.outcome_token_advantages(REWARDS, GROUPS, LENGTHS, **form), strict=True):
             assert a == pytest.approx(b)
 
 
 def test_shaping_alone_counts_as_much_as_an_answer_unless_it_is_dropped_where_none_is_right() -> None:
     rewards, right = np.array([0.02, 0, 0, 0, 1, 0.02]), np.array([False] * 4 + [True, False])
     groups = ["failed"] * 4 + ["solved"] * 2
-    failed = failed_groups(right, groups)
+    failed = grpo.failed_groups(right, groups)
     assert failed.tolist() == [True] * 4 + [False] * 2
     form = {"baseline": Baseline.GROUP, "normalise": Normalise.GROUP_STD}
-    kept = outcome_token_advantages(rewards, groups, [2] * 6, **form)
-    dropped = outcome_token_advantages(rewards, groups, [2] * 6, dropped=failed, **form)
+    kept = grpo.outcome_token_advantages(rewards, groups, [2] * 6, **form)
+    dropped = grpo.outcome_token_advantages(rewards, groups, [2] * 6, dropped=failed, **form)
     assert [round(a[0], 2) for a in kept] == [1.73, -0.58, -0.58, -0.58, 1, -1], "0.02 is a whole deviation"
     assert [round(a[0], 2) for a in dropped] == [0, 0, 0, 0, 1, -1]
 
@@ -98,7 +90,7 @@ def test_progress_alone_or_nothing_is_learnt_where_no_answer_is_right(rule: str,
     """The first trace is wrong, the second is right; both have one episode of one token, from V = .25 to .75."""
     values, dense = [np.array([0.25, 0.75])] * 2, [np.array([0.5, 0.0, 0.0])] * 2
     arguments = (np.array([0.0, 1.0]), ["a", "b"], [3, 3], [[0, 1]] * 2, values, dense)
-    form = {"alpha": 2.0, "baseline": Baseline.PREFIX, "without_outcome": WithoutOutcome(rule)}
+    form = {"alpha": 2.0, "baseline": Baseline.PREFIX, "without_outcome": grpo.WithoutOutcome(rule)}
     first, second = token_advantages(*arguments, failed=np.array([True, False]), **form)
     assert first.tolist() == wrong
     assert second.tolist() == [1.75, 0.25, 0.25]
@@ -387,27 +379,19 @@ def reference(group: list[Trace], credit: Credit, baseline: Baseline, normalise:
             outcome = rewards[i] - base[baseline]
             if normalise is Normalise.OUTCOME_GROUP_STD:
                 scaled = rewards[i] - (0 if baseline is Baseline.PREFIX else base[baseline])
-                outcome = scaled / (spread + STD_FLOOR) - (level if baseline is Baseline.PREFIX else 0)
+                outcome = scaled / (spread + grpo.STD_FLOOR) - (level if baseline is Baseline.PREFIX else 0)
             mine.append(outcome + (0 if after else ALPHA * trace.credits(credit)[t]))
         whole.append(np.array(mine))
     if normalise in (Normalise.GROUP_STD, Normalise.BATCH_STD):
-        scale = (sum(sum(a * a for a in mine) / len(mine) for mine in whole) / len(whole)) ** 0.5 + STD_FLOOR
+        scale = (sum(sum(a * a for a in mine) / len(mine) for mine in whole) / len(whole)) ** 0.5 + grpo.STD_FLOOR
         whole = [mine / scale for mine in whole]
     return whole
 
 
 def learnt(group: list[Trace], credit: Credit, baseline: Baseline, normalise: Normalise, alpha: float) -> list[Array]:
-    return token_advantages(
-        np.array([t.reward for t in group]),
-        [0] * len(group),
-        [len(t.tokens) for t in group],
-        [t.bounds for t in group],
-        [t.values for t in group],
-        [t.credits(credit) for t in group],
-        alpha=alpha,
-        baseline=baseline,
-        normalise=normalise,
-    )
+    traces = zip(*((len(t.tokens), t.bounds, t.values, t.credits(credit)) for t in group), strict=True)
+    rewards, ways = np.array([t.reward for t in group]), {"baseline": baseline, "normalise": normalise}
+    return token_advantages(rewards, [0] * len(group), *map(list, traces), alpha=alpha, **ways)
 
 
 @pytest.mark.parametrize("normalise", Normalise)

@@ -12,12 +12,10 @@ from samples import rollout, sampled
 from tables import tables
 from warm_start import build_tokenizer
 
-from mrt_hpc.algorithms.base import RolloutAlgorithm
-from mrt_hpc.algorithms.batch import Batch
+from mrt_hpc import Batch, ExitCode, Problem, RolloutAlgorithm
 from mrt_hpc.domains.base import grader_digest
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.domains.verifiers import verifier_of
-from mrt_hpc.errors import ExitCode
 from mrt_hpc.recipe.base import require_kind
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import lock_text
@@ -25,7 +23,6 @@ from mrt_hpc.recipe.user_code import changed_modules, own_code
 from mrt_hpc.roles.training.iteration_data import RolloutReader, Samples
 from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.problems import write_problems
-from mrt_hpc.run.records import Problem
 from mrt_hpc.testing.promises import algorithm_contract
 
 TABLES = tables("own_classes")

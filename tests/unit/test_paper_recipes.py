@@ -12,9 +12,9 @@ from commands import recipe, refusal, typed
 from tables import tables
 from warm_start import ModelSize, build_tokenizer
 
+from mrt_hpc import Prompter, Recipe
 from mrt_hpc.backends.sites import find_site
 from mrt_hpc.domains.extraction import last_box
-from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.modes.base import Direct, Mode
 from mrt_hpc.modes.revision import DEFAULT_SEND_BACK
 from mrt_hpc.plan.compile import compile_plan
@@ -26,7 +26,6 @@ from mrt_hpc.recipe.find import SHAPES, known_names
 from mrt_hpc.recipe.kinds import MODES
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import differences, lock_text, read_recipe_lock
-from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import Coupling, HuggingFaceModel
 
 PAPER = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "quickstart")

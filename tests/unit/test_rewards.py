@@ -12,12 +12,11 @@ from commands import refusal
 from graded import grade_all
 from samples import branch_with, rollout_with, sampled
 
+from mrt_hpc import Branches, MonteCarlo, MrtOnline, Verifier
 from mrt_hpc.algorithms.batch import batch_of
 from mrt_hpc.algorithms.grpo import Grpo
 from mrt_hpc.algorithms.learnt_batch import part_weights
 from mrt_hpc.algorithms.mrt import Mrt
-from mrt_hpc.algorithms.mrt_online import MrtOnline
-from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
 from mrt_hpc.domains.verifiers import MathVerifier, verifier_of
 from mrt_hpc.domains.weighted import WeightedVerifier
@@ -25,10 +24,8 @@ from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.tokens import thought_and_answer
 from mrt_hpc.inference.traces import BoundaryPlan, PromptedGroup, SampledBranch, SampledTrace, Start, Valuation
 from mrt_hpc.mrt.rewards import is_right, normalised_rewards, weighted_sum
-from mrt_hpc.provers.branches import Branches
 from mrt_hpc.provers.history import AnswerHistory
 from mrt_hpc.provers.prover_session import ProverSession
-from mrt_hpc.provers.sampled_answers import MonteCarlo
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.sampling.grading import TraceGrader
 from mrt_hpc.roles.training.metrics import rollout_measures

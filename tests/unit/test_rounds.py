@@ -16,31 +16,20 @@ from run_of import publish_some, read_events, run_of, say, task_of
 from samples import sampled
 from warm_start import build_tokenizer
 
+from mrt_hpc import ExitCode, Prompter, Recipe, RunLayout, UserError
 from mrt_hpc.domains.grader_queue import GraderPool
-from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.inference.client import Completion
-from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.protocol import Request
 from mrt_hpc.provers.prover_session import ProverFactory, ProverModel
-from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import Prompt
 from mrt_hpc.roles.sampling import rolling_sampler, round_sampler
 from mrt_hpc.roles.sampling.grading import grader_pool
 from mrt_hpc.roles.sampling.rolling_sampler import RollingSampler
-from mrt_hpc.roles.sampling.round_sampler import (
-    GroupPlace,
-    NeedWatch,
-    NotNeededError,
-    Round,
-    Rounds,
-    RoundSampler,
-    rollout_plan,
-)
+from mrt_hpc.roles.sampling.round_sampler import Round, Rounds, RoundSampler
 from mrt_hpc.roles.training.iteration_data import RolloutReader
 from mrt_hpc.run.archive import read_iteration
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import commit_group, complete_groups
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import draw_places, read_problems
 from mrt_hpc.run.records import FinishReason
 from mrt_hpc.run.seeds import derive_seed
@@ -111,20 +100,22 @@ def test_a_task_does_not_begin_once_more_what_it_is_sampling(layout: RunLayout) 
     complete(layout, 0, 0)
     held = found(layout)
     assert all(held.leases.claim(position) for position in (1, 2, 3))
-    work = rounds(layout).next_round(0, sampling={GroupPlace(0, 1), GroupPlace(0, 3)})
+    work = rounds(layout).next_round(0, sampling={round_sampler.GroupPlace(0, 1), round_sampler.GroupPlace(0, 3)})
     assert work and work.positions == [2, 4, 5, 6, 7, 8, 9]
-    nothing_left = {GroupPlace(iteration, position) for iteration in range(2) for position in range(GROUPS)}
+    nothing_left = {
+        round_sampler.GroupPlace(iteration, position) for iteration in range(2) for position in range(GROUPS)
+    }
     assert rounds(layout).next_round(0, nothing_left) is None
 
 
 def test_inference_ends_when_the_segment_is_trained(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(round_sampler, "LOOK_WHILE_STARTING_S", 0.0)
-    watch = NeedWatch(rounds(layout))
+    watch = round_sampler.NeedWatch(rounds(layout))
     watch.look()
     publish_some(layout, ITERATIONS)
     assert rounds(layout)._look() == (None,), "at once, though the trainer still runs"
     assert rounds(layout).await_round() is None
-    with pytest.raises(NotNeededError):  # a server that is starting is given up
+    with pytest.raises(round_sampler.NotNeededError):  # a server that is starting is given up
         watch.look()
 
 
@@ -337,7 +328,7 @@ def test_the_same_ids_are_trained_whoever_samples_them(
 
 def has_signal(problem: str, recipe: Recipe) -> bool:
     """By the answers of the server, for groups whose rewards are compared."""
-    plan = rollout_plan(recipe, 0, SIZE)
+    plan = round_sampler.rollout_plan(recipe, 0, SIZE)
     return len({is_right(problem, plan.rollout_seed(problem, number)) for number in range(SIZE)}) > 1
 
 

@@ -15,6 +15,7 @@ from basics import RECIPES, ROOT
 from commands import recipe, refusal
 from graded import grade_all
 
+from mrt_hpc import ExitCode, Recipe, UserError
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.cluster.doctor import local_checks, node_half, on_node
@@ -23,10 +24,8 @@ from mrt_hpc.cluster.doctor.node_half import NodeOrder
 from mrt_hpc.cluster.doctor.situation import Situation
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.verifiers import verifier_of
-from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.typed_file import decode_typed
 from mrt_hpc.submit.submission import objections_to, refuse_objections

@@ -15,8 +15,8 @@ from commands import commands_first, recipe, refusal, typed
 from run_of import bare_run, run_of
 from submitted import current_ids, latest_ids
 
+from mrt_hpc import ExitCode, RunLayout, StartEstimate
 from mrt_hpc.attempt.ledger import current_submissions, record_submission, task_ids
-from mrt_hpc.backends.backend import StartEstimate
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.queued_jobs import LiveJob
 from mrt_hpc.backends.slurm import arrays, queue, queued_as, starts
@@ -29,12 +29,10 @@ from mrt_hpc.backends.slurm.queued_as import MOST_ASKED, differences, queue_diff
 from mrt_hpc.backends.slurm.site import Container, MemoryRequest, Partitions, Requeue, SlurmSite
 from mrt_hpc.backends.slurm.slurm_output import MARKS
 from mrt_hpc.backends.slurm.starts import refuse_untaken, start_estimates
-from mrt_hpc.errors import ExitCode
 from mrt_hpc.plan.compile import build_plan, compile_plan
 from mrt_hpc.plan.jobs import Job, Plan, Role, read_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.submit.submission import Listener, awaited_ids, dead_jobs, start
 

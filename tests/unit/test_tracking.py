@@ -23,15 +23,14 @@ from run_of import task_of as task_named
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto.wandb_internal_pb2 import Record
 
+from mrt_hpc import RunLayout, UserError
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
 from mrt_hpc.analysis.rows import summarise_evaluation
-from mrt_hpc.errors import UserError
 from mrt_hpc.roles import report
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.tracking import Tracker, WandbRun, evaluation_row, numbers_in, run_id
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.evaluation_settings import evaluation_settings
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.quarantine import set_aside, younger_than
 from mrt_hpc.run.retries import wait_until
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, Ernie4_5_MoeConfig, Glm4MoeLiteConfig, Qwen2Config, Qwen2ForCausalLM
 
-from mrt_hpc.errors import UserError
+from mrt_hpc import TrainingSequence, UserError
 from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.training import attention, fused_projection
 from mrt_hpc.training.attention import PACKED_ATTENTION, Blocks, VariableLengths
@@ -25,7 +25,6 @@ from mrt_hpc.training.export import gather
 from mrt_hpc.training.micro_batch import collate, collate_end_to_end
 from mrt_hpc.training.packing import SharedRow
 from mrt_hpc.training.policy import Kernels, Policy, load_policy
-from mrt_hpc.training.settings import TrainingSequence
 
 PACKED = Kernels(Batching.PACKED)
 CPU = torch.device("cpu")

@@ -14,16 +14,14 @@ from hypothesis import strategies as st
 from run_of import run_of
 from samples import branch_with, rollout_with, sampled
 
+from mrt_hpc import BoundaryPlan, Branches, GradedBoundary, PrefixValue
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, GradedAnswer
 from mrt_hpc.analysis.problem_measures import curve_of, valued_traces
-from mrt_hpc.inference.traces import BoundaryPlan
 from mrt_hpc.mrt import regret, values
 from mrt_hpc.mrt.regret import TraceCurve
 from mrt_hpc.mrt.values import KnownAnswer, likelihood, monte_carlo, rao_blackwell, variance_of_progress
 from mrt_hpc.mrt.votes import AnswerCounts, cleaned_answer, majority_at_k
-from mrt_hpc.provers.base import GradedBoundary
-from mrt_hpc.provers.branches import Branches
 from mrt_hpc.provers.sampled_answers import MajorityVote
 from mrt_hpc.recipe.lock import read_lock
 from mrt_hpc.roles.evaluation_summary import summary_of
@@ -31,7 +29,6 @@ from mrt_hpc.roles.sampling.grading import pairs_to_compare, representatives
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import Sampled, commit_group
 from mrt_hpc.run.problems import read_problems
-from mrt_hpc.run.records import PrefixValue
 
 
 def test_monte_carlo_is_the_mean_reward_and_likelihood_adds_up_the_right_answers() -> None:

@@ -12,10 +12,9 @@ from graded import grade_all
 from run_of import run_of
 from spellings import FILES, gold_answers, spelt
 
-from mrt_hpc.domains.base import Verifier
+from mrt_hpc import UserError, Verifier
 from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
 from mrt_hpc.domains.verifiers import ChoiceVerifier, ExactVerifier, MathVerifier, verifier_of
-from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
 from mrt_hpc.recipe.sections import Grading, JsonlProblems
