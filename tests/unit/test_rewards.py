@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from basics import RECIPES, ROOT
+from basics import ROOT
 from commands import refusal
-from graded import grade_all
+from graded import grade_all, own, recipe_beside
 from samples import branch_with, rollout_with, sampled
 
-from mrt_hpc import Branches, MonteCarlo, MrtOnline, Verifier
+from mrt_hpc import Branches, MonteCarlo, MrtOnline
 from mrt_hpc.algorithms.batch import batch_of
 from mrt_hpc.algorithms.grpo import Grpo
 from mrt_hpc.algorithms.learnt_batch import part_weights
 from mrt_hpc.algorithms.mrt import Mrt
 from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
-from mrt_hpc.domains.verifiers import MathVerifier, verifier_of
+from mrt_hpc.domains.verifiers import MathVerifier
 from mrt_hpc.domains.weighted import WeightedVerifier
 from mrt_hpc.inference.client import Completion
 from mrt_hpc.inference.tokens import thought_and_answer
@@ -34,7 +34,7 @@ from mrt_hpc.run.parquet import read_columns
 from mrt_hpc.run.records import FinishReason, Gold, PrefixValue, Problem, Rollout
 from mrt_hpc.submit.create import try_own_verifiers
 
-EXAMPLE = ROOT / "tests" / "examples" / "my_verifier.py"
+EXAMPLE, BOXED = ROOT / "tests" / "examples" / "my_verifier.py", "prover.type=boxed_answer"
 OF_THE_USER = """
 import numpy
 REPLIES = {"half": 0.5, "third": numpy.float32(0.25), "yes": numpy.bool_(True), "unknown": None, "one": 1, "above": 1.5,
@@ -48,15 +48,8 @@ def long_enough(answer, gold, problem, trace):
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rewards")
-    (folder / "own_rewards.py").write_text(EXAMPLE.read_text() + OF_THE_USER)
-    (folder / "mine.yaml").write_text(f"extends: {RECIPES / 'small_world' / 'mrt_online.yaml'}\nname: mine\n")
-    return folder / "mine.yaml"
-
-
-def own(recipe: Path, named: str) -> Verifier:
-    loaded = load_recipe(recipe, (f"data.verifier={named}", "prover.type=boxed_answer"))
-    return verifier_of(loaded.problems, loaded.grading)
+    code = EXAMPLE.read_text() + OF_THE_USER
+    return recipe_beside(tmp_path_factory.mktemp("rewards"), "own_rewards", code, "mrt_online")
 
 
 def test_two_ways_of_comparing_several_rewards() -> None:
@@ -155,7 +148,7 @@ def names_in(path: Path) -> list[str]:
 def test_a_function_returns_a_number_or_nothing_and_all_else_is_refused(recipe: Path) -> None:
     expected = {"half": 0.5, "third": 0.25, "yes": 1.0, "one": 1.0, "g": 1.0, "no": 0.0}
     wrong = ("above", "below", "nan", "word", "list")
-    with GraderPool(own(recipe, "own_rewards:grades"), processes=1) as pool:
+    with GraderPool(own(recipe, "own_rewards:grades", BOXED), processes=1) as pool:
         answers = (*expected, "unknown", *wrong)
         verdicts = dict(zip(answers, grade_all(pool, [(a, "g") for a in answers]), strict=True))
         (best, lost) = grade_all(pool, [("half", ("g", "half")), ("unknown", ("g", "h"))])
@@ -169,7 +162,7 @@ def test_a_function_returns_a_number_or_nothing_and_all_else_is_refused(recipe: 
 def test_what_is_no_verdict_on_sample_answers_is_refused_before_a_run_is_made(recipe: Path) -> None:
     module = recipe.with_name("own_rewards_refused.py")
     module.write_text("def silent(answer, gold, trace):\n    return 2 if answer is None else answer == gold\n")
-    wrong, right = (load_recipe(recipe, (f"data.verifier={name}", "prover.type=boxed_answer"))
+    wrong, right = (load_recipe(recipe, (f"data.verifier={name}", BOXED))
                     for name in ("own_rewards_refused:silent", "own_rewards:long_enough"))  # fmt: skip
     told = refusal(lambda: try_own_verifiers(wrong, here=True, warn=pytest.fail))
     assert "returned 2" in str(told.where) and "None, gold answer" in str(told.value)
@@ -182,7 +175,7 @@ GDPO = f"{WEIGHTED}, combine: normalise_then_sum}}"
 
 
 def test_a_weighted_sum_keeps_its_parts(recipe: Path) -> None:
-    verifier = own(recipe, WEIGHTED + "}")
+    verifier = own(recipe, WEIGHTED + "}", BOXED)
     assert isinstance(verifier, WeightedVerifier) and verifier.sees_trace
     texts = [("What is it?", "x" * 40), ("What is it?", "x" * 200), ("What is it?", "unjudged"), ("Other", "x")]
     with GraderPool(verifier, processes=1) as pool:
@@ -196,7 +189,7 @@ def test_a_weighted_sum_keeps_its_parts(recipe: Path) -> None:
     ("changes", "told"),
     [
         (["data.verifier=own_rewards:long_enough"], "look_ahead has answers without a trace judged"),
-        ([f"data.verifier={GDPO}", "prover.type=boxed_answer"], "sum_then_normalise"),
+        ([f"data.verifier={GDPO}", BOXED], "sum_then_normalise"),
         (["data.verifier={type: weighted, parts: [{verifier: math, weight: 0.9}, {verifier: exact, weight: 0.2}]}"],
          "sum to 1, and not to 1.1"),
         (["data.verifier={type: weighted, parts: [{verifier: math, weight: 1.0}]}"], "data.verifier.parts"),
@@ -236,7 +229,7 @@ def test_a_verifier_sees_the_whole_trace_also_of_a_branch(recipe: Path) -> None:
     )
 
     def graded(*branches: str) -> Sampled:
-        with GraderPool(own(recipe, "own_rewards:long_enough"), processes=1) as pool:
+        with GraderPool(own(recipe, "own_rewards:long_enough", BOXED), processes=1) as pool:
             grader = TraceGrader(pool, "</think>", asking)
             first = asyncio.run(grader.grade(trace_with(*branches)))
             again = asyncio.run(grader.regrade(first, Problem("p", "What is it?", "7")))

@@ -1,7 +1,6 @@
 """The example of a verifier that asks a service, and what is refused where a verifier cannot judge on a machine."""
 
 import json
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +10,9 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from basics import RECIPES, ROOT
+from basics import ROOT
 from commands import recipe, refusal
-from graded import grade_all
+from graded import grade_all, recipe_beside
 
 from mrt_hpc import ExitCode, Recipe, UserError
 from mrt_hpc.backends.local.site import LocalSite
@@ -63,10 +62,8 @@ def service() -> Iterator[HTTPServer]:
 
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("beside")
-    shutil.copy(ROOT / "tests" / "examples" / "my_service.py", folder / "of_a_service.py")
-    (folder / "mine.yaml").write_text(f"extends: {RECIPES / 'small_world' / 'grpo.yaml'}\nname: mine\n")
-    return folder / "mine.yaml"
+    code = (ROOT / "tests" / "examples" / "my_service.py").read_text()
+    return recipe_beside(tmp_path_factory.mktemp("beside"), "of_a_service", code)
 
 
 def asking(beside: Path, server: HTTPServer) -> Recipe:
