@@ -1,6 +1,6 @@
 """A loss of a user's own, as it lies beside a recipe. Nothing of the package names it.
 
-docs/extending.md explains it; tests/unit/test_loss_kinds.py computes it.
+docs/extending.md explains it; tests/unit/test_losses.py computes it.
 """
 
 from __future__ import annotations

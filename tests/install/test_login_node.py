@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from install_support import REPOSITORY, UV, require_registry, shell
+from tables import tables
 
 from mrt_hpc.analysis.measures import IterationMetrics, Phase
 from mrt_hpc.analysis.rows import summarise_evaluation
@@ -26,20 +27,7 @@ recipes
 """
 RECIPES = ("recipes/quickstart.yaml", "recipes/mrt_online.yaml", "recipes/backtracking.yaml")
 HEAVY = "torch, transformers, vllm, deepspeed, math_verify, httpx, wandb, ray"
-SLURM_PROGRAMS = {
-    "sbatch": 'id=$(( $(date +%s%N) / 1000 % 100000000 )); echo "${!#}" > "$0.$id"; echo "$id"',
-    "squeue": """
-for word; do case "$word" in --format=*) format=${word#--format=} ;; esac; done
-echo "$format"  # the header
-for job in "${0%/*}"/sbatch.*; do
-  [ -f "$job" ] && echo "$format" | sed "s=%i=${job##*.}=; s=%T=PENDING=; s=%o=$(cat "$job")=; s=%[a-zA-Z]==g"
-done
-""",
-    "sacct": "",
-    "scontrol": "",
-    "scancel": 'rm "${0%/*}/sbatch.${!#}"',
-}
-"""A cluster that accepts every job and starts none."""
+SLURM_PROGRAMS: dict[str, str] = tables("login_node")["slurm_programs"]
 SITE = "type: slurm\nname: lab\npartitions: {cpu: short, gpu: gpu}\npython: /shared/env/bin/python\n"
 
 

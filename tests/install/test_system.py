@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 from install_support import REPOSITORY
+from tables import tables
+
+TABLES = tables("system")
 
 TOOLS = ("bash", "cut", "dirname", "env", "grep", "head", "paste", "sort", "uname")
 DEBIAN = 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nID=debian\nVERSION_ID="12"\n'
@@ -180,20 +183,7 @@ def test_a_compiler_without_its_library_counts_as_missing(system: System) -> Non
     assert "lacks a C++ compiler;" in system.setup().stderr
 
 
-@pytest.mark.parametrize(
-    ("machine", "kind", "glibc", "refused"),
-    [
-        ("x86_64", "cuda", "glibc 2.28", "is glibc 2.28"),
-        ("x86_64", "cuda", "glibc 2.30", "is glibc 2.30"),
-        ("x86_64", "cuda", "glibc 2.31", ""),
-        ("x86_64", "cuda", "glibc 2.39", ""),
-        ("aarch64", "cuda", "glibc 2.31", "is glibc 2.31"),
-        ("aarch64", "cuda", "glibc 2.34", ""),
-        ("x86_64", "cpu", "", "no GNU C library"),
-        ("aarch64", "cpu", "glibc 2.39", "this machine is aarch64"),
-        ("ppc64le", "cuda", "glibc 2.39", "this machine is ppc64le"),
-    ],
-)
+@pytest.mark.parametrize(("machine", "kind", "glibc", "refused"), TABLES["machines"])
 def test_a_machine_without_wheels_is_refused(system: System, machine: str, kind: str, glibc: str, refused: str) -> None:
     system.program("uname", f"echo {machine}")
     if glibc:

@@ -12,6 +12,7 @@ import pytest
 from data_files import parquet
 from documents import DOCS, README, ROOT, Command, blocks, commands
 from new_user import Ended, NewUser
+from tables import tables
 
 from mrt_hpc.errors import ExitCode
 from mrt_hpc.run.layout import RunLayout
@@ -27,49 +28,7 @@ STANDS_FOR = {"RUN": QUICKSTART, "RECIPE": "quickstart"}
 EXAMPLES = ("my_loss", "my_mode", "my_verifier", "my_service", "my_queue")
 """What a user copies as docs/extending.md says, which writes out the command for `my_method` alone."""
 BEGINS = "begins"
-"""The outcome of a command that works for minutes: a task of it runs, and Ctrl-C ends it."""
-
-OUTCOMES = (
-    # Without a hub.
-    (r"^(model|data) fetch (?!--list)|^data .*hub:", "the hub cannot be reached"),
-    (r"^data check (FILE|.*--against data/math500.jsonl)", "no such data file"),
-    (r"^eval models/", "this is neither a model directory nor a run directory"),
-    # Without a GPU.
-    (r"^submit (quickstart .*gpus=1|mrt_online|grpo|smoke.yaml)", "this machine has 0"),
-    (r"^doctor .*gpus=1$", "jobs ask for GPUs"),
-    # Without a cluster; tests/slurm types these on one.
-    (r"^doctor .*--on-node", "this site has no nodes to ask"),
-    (r"^plan quickstart .*--sbatch", "jobs on this machine have no scripts"),
-    (r"^container build .*--on-node", "this needs the profile of a Slurm cluster"),
-    (r"^container (build|check|shell) .", "the command apptainer was not found"),
-    (r"^init", "this has to be asked, and there is no terminal"),
-    # Of runs that are not there: they take days, or have a name that stands for many.
-    (r"BASE|DIRECT|LINEARISED|TRAINED|ATTEMPTS|EXTRAPOLATED|EVALDIR|NEWPATH", "run directory"),
-    (r"^(status|cost|report|cancel) /shared", "not a run directory"),
-    (r"^(compare|analyze|report) .*(grpo-|eval-paper|mrt-0)", " a run directory"),
-    # Of runs that are longer, that go on, that track, or whose answers were forced.
-    (r"^explain .*inference\[3\]", "has no such task"),
-    (r"^fork .*--at 124", "the run has no such weights version"),
-    (r"^submit (RUN|runs/.*) --set schedule.iterations=300", "this would change what was done"),
-    (r"^cancel .", "no job and no process of this run is running"),
-    (r"^clean (?!.*--yes).", "nothing was removed: there is no terminal to ask at"),
-    (r"^sync .", "this run was trained without W&B"),
-    (r"^analyze (regret|progress) runs/mrt-online-1.5b", "the prefixes of these samples were not valued"),
-    (r"^analyze regret RUN --against-voting", "needs 8 answers that were forced at each prefix"),
-    (r"^analyze scaling runs/mrt-online-1.5b", "no answers that were forced at all prefixes"),
-    # Of runs that have only begun here.
-    (r"^compare runs/quickstart( runs/alpha|-sweep)", "has no complete evaluation"),
-    # Names of commands in sentences, and names that stand for many things.
-    (r"^(submit|plan|fork|sync|eval|cost|cancel|check)$", "Error: Missing argument"),
-    (r"^(data prepare|recipes copy|container build)$", "Error: Missing argument"),
-    (r"^(compare|report)$", "Error: name what is"),
-    (r"^(analyze|analyze NAME|)$", "Usage: mrt-hpc"),
-    (r"^data prepare (SOURCE|FILE)", "no such source"),
-    # Work of minutes.
-    (r"^(fork|analyze (regret|gradients) runs/quickstart|eval runs/quickstart@0,last)", BEGINS),
-    (r"^submit (quickstart --sweep|small_world/grpo small_world/mrt_online|runs/quickstart-sweep|my_recipe)", BEGINS),
-)
-"""The first expression that is found in a command decides how it ends; a command without one ends well."""
+OUTCOMES: list[tuple[str, str]] = tables("commands_of_pages")["outcomes"]
 
 
 def outcome_of(words: tuple[str, ...]) -> str | None:

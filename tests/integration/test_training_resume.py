@@ -1,6 +1,6 @@
 """Publishing, complete or absent, and what the trainer does at its edges. One whose memory was parked continues as one
 whose memory stayed, to the bit, and so does one that stops, with each choice of what is learnt. (Other shapes of a
-trainer: checkpoints' tests. What is sampled: ``test_resampling.py``.)
+trainer: checkpoints' tests. What is sampled: ``test_rounds.py``.)
 """
 
 import shutil

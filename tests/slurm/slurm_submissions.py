@@ -10,6 +10,7 @@ from pathlib import Path
 from basics import QUICKSTART, resources
 from slurm_cluster import Cluster, notes
 from submitted import latest_ids
+from tables import tables
 
 from mrt_hpc.attempt.ledger import record_submission
 from mrt_hpc.backends.sites import find_site
@@ -21,21 +22,7 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import wait_until
 
 RETRIES = 1
-SHRUNK = {
-    "sampling.problems_per_iteration": 4,
-    "sampling.rollouts_per_problem": 4,
-    "prover.branches": 2,
-    "schedule.iterations": 2,
-    "schedule.iterations_per_job": 2,
-    "evaluation.benchmarks.0.problems": "{type: small_world, split: held_out, problems: 8}",
-    "evaluation.benchmarks.0.samples": 1,
-    "resources.inference.tasks": 2,
-    "resources.trainer.ranks": 2,
-    "resources.prepare.cpus": 2,
-    "resources.inference.cpus": 1,
-    "resources.trainer.cpus": 1,
-    "resources.evaluation.max_parallel": 1,
-}
+SHRUNK: dict[str, object] = tables("slurm_submissions")["shrunk"]
 
 
 def job(

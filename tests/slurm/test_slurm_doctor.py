@@ -9,24 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from slurm_cluster import Cluster
 from slurm_submissions import SHRUNK, examined, options, site_file, written_profile
+from tables import tables
 
 OF_A_NODE = ("", ": versions", ": visibility of files", ": clock", ": signals", ": Slurm's commands")
 SHORTEST_WAIT = "0.5"  # the minutes that the doctor waits for a node, the fewest that it takes
-PLANTED = {
-    ("AllowGroups", "AllowAccounts", "AllowQos", "allows 5", "MaxSubmitJobs"): [
-        ("scontrol update PartitionName=cpu AllowGroups={}", "daemon", "ALL"),
-        ("scontrol update PartitionName=cpu AllowAccounts={}", "root", "ALL"),
-        ("scontrol update PartitionName=cpu AllowQos={}", "urgent", "ALL"),
-        ("scontrol update PartitionName=cpu MaxTime={}", "5", "2-00:00:00"),
-        ("sacctmgr --immediate modify user researcher set MaxSubmitJobs={}", "2", "-1"),
-    ],
-    ("DenyAccounts", "MaxWall", "MaxSubmitPU"): [
-        ("scontrol update PartitionName=cpu DenyAccounts={}", "lab", ""),
-        ("sacctmgr --immediate modify qos normal set MaxWall={}", "5", "-1"),
-        ("sacctmgr --immediate modify qos normal set MaxSubmitJobsPerUser={}", "3", "-1"),
-    ],
-}
-"""By the words that findings hold: the command that plants each fault, its value, and the value that undoes it."""
+PLANTED = {tuple(words.split(", ")): faults for words, faults in tables("slurm_doctor")["planted"].items()}
 
 
 @pytest.mark.timeout(600)

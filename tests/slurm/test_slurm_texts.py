@@ -10,6 +10,7 @@ import pytest
 from basics import executable
 from pydantic import ValidationError
 from slurm_submissions import job, plan
+from tables import tables
 
 from mrt_hpc.backends.slurm.arrays import sbatch_texts, submit_arrays
 from mrt_hpc.backends.slurm.environment import SlurmTask
@@ -42,62 +43,18 @@ def asked(text: str) -> dict[str, str]:
     return {name: shlex.split(value)[0] if value else "" for name, _, value in pairs}
 
 
-GPUS = job("a", gpus=1, ranks=2)
-BY_KIND = {
-    "account": {"cpu": "lab@cpu", "gpu": "lab@h100"},
-    "qos": {"gpu": "gpu_day"},
-    "sbatch": {"constraint": {"cpu": "cpu", "gpu": "gpu"}, "exclusive": {"cpu": False, "gpu": True}},
-}
-NO_GPUS = {"gres": None, "gpus-per-node": None}
+TABLES = tables("slurm_texts")
 
 
-@pytest.mark.parametrize(
-    ("one", "fields", "expected"),
-    [
-        (job("a"), {}, {"requeue": "", "kill-on-invalid-dep": "yes", "open-mode": "append", "signal": "USR2@90"}),
-        (job("a"), {}, {"array": None, "job-name": "first.a.NEW"}),
-        (job("a", tasks=7, max_parallel=3), {}, {"array": "0-6%3"}),
-        (job("a", tasks=7), {}, {"array": "0-6%7"}),
-        (job("a", ranks=4, memory_gib=1.5, gpus=1, minutes=90), {}, {
-            "nodes": "1", "ntasks-per-node": "4", "cpus-per-task": "1", "mem": "6144M", "time": "90", "gres": "gpu:4",
-        }),
-        (GPUS, {"gpu_request": "gres"}, NO_GPUS | {"gres": "gpu:2"}),
-        (GPUS, {"gpu_request": "gres", "gpu_type": "a100"}, NO_GPUS | {"gres": "gpu:a100:2"}),
-        (GPUS, {"gpu_request": "gpus_per_node", "gpu_type": "a100"}, NO_GPUS | {"gpus-per-node": "a100:2"}),
-        (GPUS, {"gpu_request": "none"}, NO_GPUS),
-        (job("a"), {"partitions": {"cpu": "thin", "gpu": "fat"}}, {"partition": "thin"}),
-        (GPUS, {"partitions": {"cpu": "thin", "gpu": "fat"}}, {"partition": "fat"}),
-        (job("a"), {"account": "lab", "qos": "long", "memory_request": False, "sbatch": {"constraint": "ib"}}, {
-            "account": "lab", "qos": "long", "mem": None, "constraint": "ib",
-        }),
-        (GPUS, {"gpu_type": "a100", "sbatch": {"gres": "lscratch:100"}}, {"gres": "gpu:a100:2,lscratch:100"}),
-        (job("a"), {"sbatch": {"gres": "lscratch:100"}}, {"gres": "lscratch:100"}),
-        (GPUS, {"gpu_request": "gpus_per_node", "sbatch": {"gres": {"gpu": "nvme:1"}}}, {
-            "gpus-per-node": "2", "gres": "nvme:1",
-        }),
-        (job("a", ranks=3, memory_gib=0.5), {"memory_request": "mem_per_cpu"}, {"mem": None, "mem-per-cpu": "512M"}),
-        (GPUS, BY_KIND, {"account": "lab@h100", "qos": "gpu_day", "constraint": "gpu", "exclusive": ""}),
-        (job("a"), BY_KIND, {"account": "lab@cpu", "qos": None, "constraint": "cpu", "exclusive": None}),
-    ],
-)  # fmt: skip
-def test_what_a_job_asks_for(one: Job, fields: dict[str, object], expected: dict[str, str | None]) -> None:
-    found = asked(text_of(one, site(**fields)))
+@pytest.mark.parametrize(("given", "fields", "expected"), TABLES["asked"])
+def test_what_a_job_asks_for(
+    given: dict[str, object], fields: dict[str, object], expected: dict[str, str | None]
+) -> None:
+    found = asked(text_of(job("a", **given), site(**fields)))
     assert {name: found.get(name) for name in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "instead"),
-    [
-        ({"gres": "gpu:4"}, "gpu_request"),
-        ({"gres": {"gpu": "lscratch:1,gpu:a100:2"}}, "gpu_request"),
-        ({"gpus-per-task": 1}, "gpu_request"),
-        ({"mem-per-cpu": "4G"}, "memory_request: mem_per_cpu"),
-        ({"mem-per-gpu": "4G"}, "memory_request"),
-        ({"mem": 0}, "memory_request"),
-        ({"cpus-per-gpu": 8}, "resources.ROLE.cpus"),
-        ({"account": "lab"}, "account"),
-    ],
-)
+@pytest.mark.parametrize(("options", "instead"), TABLES["refused"])
 def test_an_option_that_would_contradict_the_plan_is_refused_with_the_field_in_its_place(
     options: dict[str, object], instead: str, tmp_path: Path
 ) -> None:

@@ -11,10 +11,9 @@ import pytest
 from basics import RECIPES, ROOT, look_first_in
 from click.testing import CliRunner, Result
 
+from mrt_hpc import Recipe, UserError
 from mrt_hpc.cli.main import main
-from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Recipe
 
 HELP = """
 from click import Group

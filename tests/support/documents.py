@@ -13,12 +13,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = sorted(path for path in (ROOT / "docs").glob("*.md"))
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
-PAGES = [
-    *DOCS,
-    README,
-    ARCHITECTURE,
-    *(ROOT / name for name in ("AGENTS.md", "CONTRIBUTING.md", "llms.txt", "recipes/README.md")),
-]
+OTHERS = ("AGENTS.md", "CONTRIBUTING.md", "llms.txt", "recipes/README.md")
+PAGES = [*DOCS, README, ARCHITECTURE, *(ROOT / name for name in OTHERS)]
 _BLOCK = re.compile(r"^[ ]*```(\w+)\n(.*?)^[ ]*```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _SPAN = re.compile(r"`([^`\n]+)`")

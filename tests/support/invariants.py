@@ -13,14 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from mrt_hpc import Problem, Rollout, RunLayout, UserError
 from mrt_hpc.algorithms.batch import batch_digest
 from mrt_hpc.analysis.measures import IterationMetrics
-from mrt_hpc.errors import UserError
 from mrt_hpc.run.archive import read_sampled, sampled_positions
 from mrt_hpc.run.groups import Group
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import MANIFEST, read_manifest, verify
-from mrt_hpc.run.records import Problem, Rollout
 
 T = TypeVar("T")
 

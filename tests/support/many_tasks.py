@@ -21,16 +21,9 @@ def many_tasks(root: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
     """A run of about 5,000 tasks: two thirds of its jobs have ended, one task of twenty runs, the others are queued."""
     problems = "{type: small_world, split: held_out, problems: 20}"
     benchmarks = ", ".join(f"{{name: b{n}, samples: 1, problems: {problems}}}" for n in range(BENCHMARKS))
-    run = canned_run(
-        root,
-        monkeypatch,
-        f"schedule.iterations={ITERATIONS}",
-        "schedule.iterations_per_job=31",
-        "evaluation.every=4",
-        f"evaluation.problem_shards={SHARDS}",
-        f"evaluation.benchmarks=[{benchmarks}]",
-        "resources.inference.tasks=8",
-    )
+    trained = (f"schedule.iterations={ITERATIONS}", "schedule.iterations_per_job=31", "resources.inference.tasks=8")
+    shards = (f"evaluation.problem_shards={SHARDS}", f"evaluation.benchmarks=[{benchmarks}]")
+    run = canned_run(root, monkeypatch, *trained, "evaluation.every=4", *shards)
     random = np.random.default_rng(0)
     for iteration in range(ITERATIONS // 2):
         made_up_metrics(iteration, ITERATIONS, random).write(run.layout.metrics(iteration))

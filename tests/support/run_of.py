@@ -6,19 +6,17 @@ from typing import Any
 
 from basics import RECIPES, resources
 
+from mrt_hpc import Experiment, Recipe, RunLayout, Site
 from mrt_hpc.attempt.entry import load_task
 from mrt_hpc.attempt.placement import Placement
-from mrt_hpc.backends.backend import Site
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.plan.compile import compile_plan, evaluation_plan
 from mrt_hpc.plan.jobs import Job, Role
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Experiment, Recipe
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.run.atomic import create_text, make_durable, write_json
 from mrt_hpc.run.event_stream import EventStream
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.run.weights import publish
 from mrt_hpc.submit.create import create_or_open

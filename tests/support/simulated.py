@@ -12,16 +12,9 @@ from math import factorial, prod
 import numpy as np
 from numpy.typing import NDArray
 
+from mrt_hpc.analysis import intervals
 from mrt_hpc.analysis.efficiency import ModelEfficiency, tokens_to
-from mrt_hpc.analysis.intervals import (
-    IntervalEstimate,
-    clustered_mean,
-    mean_interval,
-    paired_difference,
-    pass_at_k,
-    ratio_interval,
-    share_interval,
-)
+from mrt_hpc.analysis.intervals import IntervalEstimate
 from mrt_hpc.mrt.regret import TraceCurve, area_of_episodes, first_reached
 from mrt_hpc.mrt.votes import AnswerCounts, majority_at_k
 
@@ -68,7 +61,7 @@ class Experiment:
     truth: float
     values: Callable[[np.random.Generator, int], FloatArray]
     """Draws so many problems and their samples, and gives the measure of each; for a difference, its gain."""
-    interval: Callable[[FloatArray], IntervalEstimate] = field(default=share_interval)
+    interval: Callable[[FloatArray], IntervalEstimate] = field(default=intervals.share_interval)
 
     def by(self, interval: Callable[[FloatArray], IntervalEstimate]) -> "Experiment":
         return replace(self, interval=interval)
@@ -96,7 +89,7 @@ class Coverage:
 
 def gain_interval(gains_P: FloatArray) -> IntervalEstimate:
     after = dict(enumerate(gains_P.tolist()))
-    return paired_difference({str(i): 0.0 for i in after}, {str(i): gain for i, gain in after.items()})
+    return intervals.paired_difference({str(i): 0.0 for i in after}, {str(i): gain for i, gain in after.items()})
 
 
 def pass_1(mixture: Mixture, samples: int) -> Experiment:
@@ -110,7 +103,7 @@ def pass_1(mixture: Mixture, samples: int) -> Experiment:
 
 def pass_k(mixture: Mixture, samples: int) -> Experiment:
     chances = mixture.chances(np.random.default_rng(1))
-    by_count = np.array([pass_at_k(samples, right, VOTERS) for right in range(samples + 1)])
+    by_count = np.array([intervals.pass_at_k(samples, right, VOTERS) for right in range(samples + 1)])
 
     def values(rng: np.random.Generator, problems: int) -> FloatArray:
         return by_count[rng.binomial(samples, rng.choice(chances, problems))]
@@ -210,7 +203,9 @@ def area_ratio(mixture: Mixture, samples: int) -> Experiment:
         return np.stack(areas, axis=1)
 
     truth = float((pool.values * pool.stopped).sum() / (pool.values * pool.weights).sum())
-    return Experiment("area ratio", mixture.name, samples, truth, values, lambda areas_P2: ratio_interval(*areas_P2.T))
+    return Experiment(
+        "area ratio", mixture.name, samples, truth, values, lambda areas_P2: intervals.ratio_interval(*areas_P2.T)
+    )
 
 
 def later_progress(mixture: Mixture, samples: int) -> Experiment:
@@ -224,7 +219,7 @@ def later_progress(mixture: Mixture, samples: int) -> Experiment:
 
     def interval(gains_Pn: FloatArray) -> IntervalEstimate:
         found = [gains[~np.isnan(gains)].tolist() for gains in gains_Pn]
-        return clustered_mean([gains for gains in found if gains])
+        return intervals.clustered_mean([gains for gains in found if gains])
 
     truth = float((pool.values[:, :, KEPT + 1] - pool.values[:, :, KEPT])[~missing].mean())
     return Experiment("progress", mixture.name, samples, truth, values, interval)
@@ -264,7 +259,7 @@ def tokens(mixture: Mixture, samples: int) -> Experiment:
         drawn = lengths[rng.integers(SIZE, size=problems)[:, None], rng.integers(LENGTHS, size=(problems, samples))]
         return drawn.mean(axis=1)
 
-    return Experiment("tokens", mixture.name, samples, float(lengths.mean()), values, mean_interval)
+    return Experiment("tokens", mixture.name, samples, float(lengths.mean()), values, intervals.mean_interval)
 
 
 def tokens_to_accuracy(mixture: Mixture, samples: int) -> Experiment:

@@ -7,34 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mrt_hpc.backends.slurm import survey
 from mrt_hpc.backends.slurm.commands import SlurmRefusedError
 from mrt_hpc.backends.slurm.slurm_output import squeue_format
-from mrt_hpc.backends.slurm.survey import (
-    ARCHITECTURES,
-    CONFIG,
-    NODES,
-    PARTITIONS,
-    QOS,
-    VERSION,
-    Survey,
-    User,
-    associations_command,
-    default_account_command,
-    survey,
-)
+from mrt_hpc.backends.slurm.survey import Survey, User
 from mrt_hpc.errors import UserError
 
 TEXTS = Path(__file__).parents[1] / "unit" / "slurm_texts"
 USER = User("researcher", frozenset({"researcher", "lab"}))
+ALWAYS = ("version", "config", "partitions", "nodes", "architectures", "qos")
 FILES = {
-    VERSION: "version",
-    CONFIG: "config",
-    PARTITIONS: "partitions",
-    NODES: "nodes",
-    ARCHITECTURES: "architectures",
-    QOS: "qos",
-    associations_command(USER.name, ""): "associations",
-    default_account_command(USER.name): "default_account",
+    **{getattr(survey, name.upper()): name for name in ALWAYS},
+    survey.associations_command(USER.name, ""): "associations",
+    survey.default_account_command(USER.name): "default_account",
 }
 
 
@@ -67,4 +52,4 @@ class RecordedSlurm:
         return text
 
     def survey(self) -> Survey:
-        return survey(USER, self)
+        return survey.survey(USER, self)

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -60,30 +61,16 @@ def made_up_metrics(iteration: int, iterations: int, random: np.random.Generator
     """What a run of so many iterations measures of one."""
     done, noise = iteration / iterations, float(random.normal(0, 0.03))
     return IterationMetrics(
-        iteration=iteration,
-        reward_mean=0.4 + 0.2 * done + noise,
-        tokens_per_rollout=6000 - 1500 * done + 9000 * noise,
-        seconds={phase: 20.0 * (1 + n) + 100 * abs(noise) for n, phase in enumerate(Phase)},
-        wall_seconds=500.0,
-        sampling_seconds=200.0,
-        problems=8,
-        rollouts=32,
-        generated_tokens=190_000,
-        branch_tokens=30_000,
-        prefilled_tokens=50_000,
+        iteration=iteration, reward_mean=0.4 + 0.2 * done + noise, wall_seconds=500.0, sampling_seconds=200.0,
+        seconds={phase: 20.0 * (1 + n) + 100 * abs(noise) for n, phase in enumerate(Phase)}, problems=8, rollouts=32,
+        tokens_per_rollout=6000 - 1500 * done + 9000 * noise, generated_tokens=190_000, branch_tokens=30_000,
+        prefilled_tokens=50_000, progress_error=0.3 - 0.1 * done + noise / 4, signal_share=0.6 + noise,
         progress_by_episode=tuple((0.2 + noise) / (1 + j) + 0.05 * done * j for j in range(EPISODES)),
-        progress_error=0.3 - 0.1 * done + noise / 4,
-        signal_share=0.6 + noise,
-        truncated_share=0.2 - 0.1 * done,
-        answered_share=0.8 + 0.1 * done,
-        quality={"well_formed": 0.9 + noise / 3, "right_checks": 0.8 + noise},
-        loss=0.01 + noise,
-        grad_norm=0.2 + abs(noise),
-        learning_rate=1e-6 * (1 - done),
-        entropy=0.5 - 0.1 * done + noise / 3,
-        kl_reference=0.002 * done,
+        truncated_share=0.2 - 0.1 * done, answered_share=0.8 + 0.1 * done, loss=0.01 + noise,
+        quality={"well_formed": 0.9 + noise / 3, "right_checks": 0.8 + noise}, grad_norm=0.2 + abs(noise),
+        learning_rate=1e-6 * (1 - done), entropy=0.5 - 0.1 * done + noise / 3, kl_reference=0.002 * done,
         mismatch_mean=1.0 + noise / 100,
-    )
+    )  # fmt: skip
 
 
 class SyntheticRun:
@@ -128,17 +115,11 @@ class SyntheticRun:
         if version in (0, self.shape.iterations):
             shard = self.layout.evaluation_shard(version, benchmark, 0)
             commit_group(shard, sampled, weights="digest", settings=settings.sampled)
-        rewards: dict[str, list[float]] = {}
-        for rollout in (rollout for rollout in sampled.rollouts if rollout.counts):
-            rewards.setdefault(rollout.problem_id, []).append(rollout.reward)
-        regret = {
-            budget: {p: 1 - float(np.mean(r)) * budget / (budget + 4096) for p, r in rewards.items()}
-            for budget in BUDGETS
-        }
         counted = [rollout for rollout in sampled.rollouts if rollout.counts]
-        summary = summarise_evaluation(
-            version, benchmark, rewards, answers=list_by_problem(counted, lambda rollout: rollout.answer)
-        )
+        rewards, answers = (list_by_problem(counted, attrgetter(name)) for name in ("reward", "answer"))
+        means = {problem: float(np.mean(mine)) for problem, mine in rewards.items()}
+        regret = {budget: {p: 1 - m * budget / (budget + 4096) for p, m in means.items()} for budget in BUDGETS}
+        summary = summarise_evaluation(version, benchmark, rewards, answers=answers)
         told = {"regret": regret, "settings": settings.summarised, "tokens_per_rollout": 5000.0, "answered_share": 0.9}
         summary.model_copy(update=told).write(self.layout.evaluation_summary(version, benchmark))
 
@@ -241,16 +222,11 @@ def _overrides(shape: Shape) -> tuple[str, ...]:
     source = f"{{type: small_world, split: held_out, problems: {shape.problems}}}"
     benchmarks = ", ".join(f"{{name: {n}, samples: {shape.samples}, problems: {source}}}" for n in shape.benchmarks)
     return (
-        f"name={shape.name}",
-        f"seed={shape.seed}",
-        f"schedule.iterations={shape.iterations}",
-        f"schedule.iterations_per_job={shape.iterations}",
-        "sampling.problems_per_iteration=8",
-        f"sampling.rollouts_per_problem={SAMPLES}",
-        f"evaluation.every={shape.evaluated_every}",
-        f"evaluation.benchmarks=[{benchmarks}]",
-        *VALUED,
-    )
+        f"name={shape.name}", f"seed={shape.seed}", f"schedule.iterations={shape.iterations}",
+        f"schedule.iterations_per_job={shape.iterations}", "sampling.problems_per_iteration=8",
+        f"sampling.rollouts_per_problem={SAMPLES}", f"evaluation.every={shape.evaluated_every}",
+        f"evaluation.benchmarks=[{benchmarks}]", *VALUED,
+    )  # fmt: skip
 
 
 def _branch(rollout: Rollout, boundary: int, number: int, right: bool) -> Branch:

@@ -86,15 +86,10 @@ def _typed(
 ) -> list[Typed]:
     words = [[os.fsencode(str(word)).hex() for word in command] for command in commands]
     own = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **environment}
+    asked = json.dumps({"where": where, "commands": words, "columns": columns})
+    command = [sys.executable, "-c", HELPER]
     done = subprocess.run(
-        [sys.executable, "-c", HELPER],
-        input=json.dumps({"where": where, "commands": words, "columns": columns}),
-        env=own,
-        cwd=here,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        command, input=asked, env=own, cwd=here, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]

@@ -20,44 +20,22 @@ from slurm_texts import squeue_prints
 from small_weights import publish_models
 from submitted import age
 from synthetic_run import Shape, SyntheticRun
+from tables import tables
 
+from mrt_hpc import RunLayout, UserError
 from mrt_hpc.attempt.ledger import record_site, remember_site
 from mrt_hpc.backends.user_settings import VARIABLE
 from mrt_hpc.cli.main import main
-from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import load_site
-from mrt_hpc.run.layout import RunLayout
 
 RUN, FINISHED = "a b", "runs/c d"
 """The run that is queued, and the one that is finished; both are two words of a shell."""
 PLACEHOLDER = re.compile(r"(?<![\w$])(?:N|[A-Z]{2,}(?:_[A-Z]+)*)(?!\w)")
-FILLS = {
-    "RUN": FINISHED,
-    "RECIPE": "quickstart",
-    "MODEL": f"{FINISHED}@last",
-    "MODEL_OR_RUN": FINISHED,
-    "SUITE": "small_world",
-    "SITE": "cluster.yaml",
-    "NAME": "quickstart",
-    "DIR": "another",
-    "FILE": "another.html",
-    "N": "2",
-    "MINUTES": "20",
-    "RATE": "1e-7",
-    "ANSWER": "3",
-    "GOLD": "3",
-}
-"""What a user types for a word in capitals."""
+TABLES = tables("typed_advice")
+FILLS: dict[str, str] = TABLES["fills"]
 HERE = "HERE"
 """Stands for the folder of the scene in what a user types."""
-ELSEWHERE = {
-    ("init",): "tests/unit/test_init.py types it, on a cluster",
-    ("doctor",): "tests/unit/test_doctor.py and tests/slurm type it, on a cluster",
-    ("container",): "it needs Apptainer and a registry of images",
-    ("model", "fetch"): "tests/unit/test_model_fetch.py types it, with a hub",
-    ("data", "fetch"): "tests/unit/test_datasets_prepare.py types it, with a hub",
-}
-"""Commands that need another machine: only their words are looked at here."""
+ELSEWHERE = [tuple(words.split()) for words in TABLES["elsewhere"]]
 
 
 @dataclass(frozen=True)

@@ -6,35 +6,21 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from basics import INFERENCE, TRAINER, resources
+from basics import INFERENCE, ROOT, TRAINER, resources
 from run_of import bare_run, run_of
+from tables import tables
 
+from mrt_hpc import ExitCode, RunLayout, UserError
 from mrt_hpc.attempt.ledger import record_submission, shown_submissions, submissions
 from mrt_hpc.backends.slurm import after_srun
 from mrt_hpc.backends.slurm.after_srun import ABANDONED, FORBIDDEN, AttemptOutcome, awaited_tasks, give_up, main
 from mrt_hpc.backends.slurm.parameters import EPILOGUE, PROLOGUE
-from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.run.events import EventKind, EventLog, event_file
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 
+TABLES = tables("after_srun")
 WAITING = TaskRecord(TaskState.GAVE_BACK, attempt="7.1", awaited=(INFERENCE,))
-SCRIPT = """
-(exit {code}); code=$?; AGAIN=0; OVER=4; DONE=3; GAVE_BACK=75; MOST_AWAITED=2; WAITED_FOR={waited_for}; LATE_S=5
-SLURM_JOB_ID=7; id=7
-export SLURM_TIME_FORMAT=%s SQUEUE_FORMAT=%j
-end() {{ case ${{SLURM_TIME_FORMAT-}}$1 in %s????-*) date --date="$1" +%s;; *) echo "$1";; esac; }}
-settle() {{ echo "settle $*" >&2; if [ "$*" ]; then return 4; fi; printf '%s' '{said}'; return {verdict}; }}
-sleep() {{ :; }}
-answers() {{ echo Welcome; echo; echo "mrt-hpc=$1"; }}
-squeue() {{
-  case "$*" in
-    *%T*) answers {state};; *%e*) answers "$(end {end})";; *) echo Welcome; printf '%s' '{queue}'; return {listed};;
-  esac
-}}
-exec 3>&2
-scontrol() {{ echo "scontrol $*" >&3; {refusal}; }}
-"""
+SCRIPT = (ROOT / "tests" / "cases" / "after_srun.sh").read_text()
 USUAL = {
     "said": "", "verdict": 0, "queue": "", "listed": 0, "state": "RUNNING", "code": 75, "waited_for": "", "end": "N/A",
     "refusal": "true",
@@ -45,16 +31,12 @@ REQUEUED = "scontrol requeue 7"
 def calls(said: str = "", **other: object) -> tuple[list[str], int]:
     """What was called after the first verdict, and how the script ended."""
     given = SCRIPT.format(**{**USUAL, "said": said, **other})
-    begin = f"JOB=trainer; EVENTS=/nowhere\n{PROLOGUE.read_text()}\ntrap - ERR"
+    begin = f"JOB=trainer; EVENTS=/nowhere\n{PROLOGUE.read_text()}\ntrap - ERR\n"
     script = f"{begin}{given}{EPILOGUE.read_text()}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert not done.stdout
     called = done.stderr.splitlines()
     return [line for n, line in enumerate(called) if n or line != "settle "], done.returncode
-
-
-def waiting_for(*tasks: str) -> list[str]:
-    return [REQUEUED, f"scontrol update JobId=7 Dependency=after:{'?after:'.join(tasks)}"]
 
 
 def in_seconds(seconds: float) -> str:
@@ -64,24 +46,7 @@ def in_seconds(seconds: float) -> str:
 @pytest.mark.parametrize(
     ("said", "given", "called"),
     [
-        ("", {}, [REQUEUED]),
-        # one that waits for others waits for those in the queue, and for no more than Slurm should look at
-        ("12_0\n12_1\n13\n", {"queue": "7\n12_1\n13\n9\n"}, waiting_for("12_1", "13")),
-        ("12_0\n12_1\n13\n", {"queue": "7\n12_0\n12_1\n13\n"}, waiting_for("12_0", "12_1")),
-        ("12_0\n12_1\n", {"queue": "7\n9\n112_0\n"}, ["settle abandoned"]),
-        # a listing without the task itself proves nothing, and what somebody else prints is no task
-        ("12_0\n", {"queue": "", "listed": 1}, [REQUEUED]),
-        ("12_0\n", {"queue": ""}, [REQUEUED]),
-        ("12_0\n", {"queue": "9\n"}, [REQUEUED]),
-        ("Welcome to node 12\n12_0 \n", {"queue": "7\n"}, [REQUEUED]),
-        # where no answer says what becomes of a task, its exit code decides
-        ("12_0\n", {"verdict": 1}, ["settle "] * 3 + [REQUEUED]),
-        ("12_0\n", {"verdict": 1, "code": 143}, ["settle "] * 3 + [REQUEUED]),
-        ("12_0\n", {"verdict": 1, "code": 1}, ["settle "] * 3),
-        # one that is over or was cancelled is not queued again
-        ("12_0\n", {"verdict": 4, "queue": "7\n12_0\n"}, []),
-        ("12_0\n", {"queue": "7\n12_0\n", "state": "COMPLETING"}, []),
-        ("", {"state": "SIGNALING"}, [REQUEUED]),
+        *TABLES["called"],
         # one that ended well when its time was over is queued again for those who wait for it
         *(
             ("", {"code": code, "verdict": 3, "waited_for": waited_for, "end": in_seconds(end)}, [REQUEUED] * again)

@@ -12,6 +12,7 @@ from click.testing import Result
 from commands import typed
 from evaluated import commit_all, commit_shard, commit_traces, evaluated_run, evaluation_directory, run_directory
 from small_weights import publish_models
+from tables import tables
 
 from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace
 from mrt_hpc.backends.local.site import LocalSite
@@ -22,6 +23,8 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 from mrt_hpc.submit.create import create_or_open
+
+TABLES = tables("analyze_command")
 
 FILES = {
     "regret": ["areas_by_episode", "regret"],
@@ -225,16 +228,7 @@ def test_the_same_command_draws_once_a_queued_evaluation_is_done(submissions: Su
 
 @pytest.mark.parametrize(
     ("command", "facts"),
-    [  # the next command has the benchmark that was named, or the first one that suits
-        ("regret RUN --suite paper_20 --benchmark math500", ["regret RUN --suite paper_regret --benchmark math500\n"]),
-        ("scaling RUN --suite paper_20 --data 'x y'", ["--suite paper_regret --data 'x y' --benchmark aime24\n"]),
-        ("extrapolate RUN --suite paper_20", ["--suite paper_extrapolation --benchmark aime24\n"]),
-        ("efficiency RUN --suite paper_20", ["efficiency RUN --suite paper_20 --benchmark aime24\n"]),
-        ("regret RUN --suite SUITE", ["expected: --benchmark with one of held-out\n", "--benchmark held-out\n"]),
-        ("regret RUN --suite SUITE --benchmark held_out", ["--suite SUITE --benchmark held-out\n"]),
-        ("extrapolate RUN --suite SUITE --benchmark held-out", ["'direct", "--suite SUITE --benchmark longer\n"]),
-        ("regret RUN --suite SUITE --benchmark longer", ["value:    'extrapolation"]),
-    ],
+    TABLES["not_suited"],
 )  # fmt: skip
 def test_what_does_not_suit_the_analysis_is_refused(submissions: Submissions, command: str, facts: list[str]) -> None:
     places = {"RUN": str(submissions.run), "SUITE": str(submissions.suite)}

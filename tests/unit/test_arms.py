@@ -13,14 +13,13 @@ from evaluated import benchmark_of, commit_traces, evaluation_directory, run_dir
 from simulated import AIME, HARD
 from simulated_arms import Recipes
 
+from mrt_hpc import ExitCode, RunLayout
 from mrt_hpc.analysis import intervals
 from mrt_hpc.analysis.comparing import compare, notes, requirement, verdict
 from mrt_hpc.analysis.intervals import IntervalEstimate, VariancePart, crossed_gain, crossed_share
 from mrt_hpc.analysis.model_samples import EvaluatedTrace, ModelSamples
 from mrt_hpc.analysis.named_models import Arm, named_arms
 from mrt_hpc.analysis.problem_measures import measure_of
-from mrt_hpc.errors import ExitCode
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import commit_whole
 from mrt_hpc.run.problems import read_problems
 

@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 from run_of import bare_run, read_events, run_of
 from submitted import latest_ids
 
+from mrt_hpc import RunLayout, UserError
 from mrt_hpc.attempt import ledger
 from mrt_hpc.attempt.ledger import record_site, record_submission, recorded_site, submissions
 from mrt_hpc.attempt.ranks import run_one_task
@@ -23,12 +24,10 @@ from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.local.slots import Slots, largest_need, machine_slots
 from mrt_hpc.backends.queued_jobs import live_jobs
 from mrt_hpc.backends.slurm.site import SlurmSite
-from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.plan.jobs import Dependency, DependencyKind, Job, Plan, Role, read_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.events import EventKind
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 
 SMALL = ("resources.inference.tasks=2", "data.problems=40", "resilience.retries=1")

@@ -12,18 +12,18 @@ import pytest
 from basics import QUICKSTART
 from commands import recipe, refusal, typed
 from run_of import publish_some, read_events, task_of
+from tables import tables
 
+from mrt_hpc import Recipe, RunLayout, UserError
 from mrt_hpc.analysis.measures import read_measurements
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.analysis.spending import resources_of
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.domains.small_world import STARTING_MODEL
-from mrt_hpc.errors import UserError
 from mrt_hpc.plan.compile import compile_plan, role_resources
 from mrt_hpc.plan.jobs import EvaluationUnit, Plan, Role, read_plan
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.recipe.sections import Evaluation
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.evaluation import run as run_evaluation
@@ -31,7 +31,6 @@ from mrt_hpc.roles.prepare_checks import check_benchmark
 from mrt_hpc.run.evaluation_settings import evaluation_settings, has_samples
 from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.groups import Sampled, commit_group
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.problems import omitted_file, omitted_problems, read_problems, write_problems
 from mrt_hpc.run.records import GroupStatistics
@@ -140,7 +139,6 @@ def finished(run: Run) -> Run:
     return run.finish()
 
 
-NOWHERE = "evaluation.benchmarks=[{name: a, problems: {type: jsonl, path: /nowhere}}]"
 PACKED = ("training.batching=packed", "resources.trainer.ranks=2")
 
 
@@ -162,20 +160,7 @@ def test_what_decides_nothing_is_accepted(run: Run, begun: tuple[str], change: t
         assert run.locked == recipe, "a file that does not name the field leaves it as it is"
 
 
-@pytest.mark.parametrize(
-    ("begun", "done", "change", "fact"),
-    [
-        ((), None, ("training.learning_rate=1e-3",), "training.learning_rate was 0.0007 and is 0.001"),
-        (CONSTANT, 6, (*CONSTANT, "schedule.iterations=5"), "schedule.iterations"),
-        (CONSTANT, 10, (*CONSTANT, "schedule.iterations=80", "training.warmup_steps=3"), "training.warmup_steps was"),
-        (PACKED, 20, ("training.batching=shared", "resources.trainer.ranks=2"), "training.batching"),
-        (("sampling.max_prompt_tokens=99", DROP), 20, ("sampling.max_prompt_tokens=98", DROP), "max_prompt_tokens"),
-        ((), 20, (NOWHERE,), "/nowhere"),
-        # as long as it changes nothing that was done
-        (("schedule.iterations=22",), None, ("schedule.iterations=24",), None),
-        (CONSTANT, 6, (*CONSTANT, "schedule.iterations=6"), None),
-    ],
-)
+@pytest.mark.parametrize(("begun", "done", "change", "fact"), tables("changed_recipe")["changes"])
 def test_what_was_done_cannot_be_changed(
     run: Run, begun: tuple[str], done: int | None, change: tuple[str], fact: str | None
 ) -> None:

@@ -23,12 +23,12 @@ from families import assert_gone
 from run_of import publish_some, read_events, run_of, say, task_of
 from samples import sampled
 
+from mrt_hpc import ExitCode, Problem, RunLayout
 from mrt_hpc.analysis.spending import attempts
 from mrt_hpc.attempt.colocated import run_companion, start_companion
 from mrt_hpc.attempt.entry import ending_of
 from mrt_hpc.attempt.next_state import next_state
 from mrt_hpc.backends.local.slots import largest_need
-from mrt_hpc.errors import ExitCode
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.plan.jobs import Plan, Role
 from mrt_hpc.roles.sampling.round_sampler import Rounds
@@ -38,10 +38,8 @@ from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested
 from mrt_hpc.run.event_stream import EventStream, has_progressed
 from mrt_hpc.run.events import EventKind, EventLog, Use, event_file
 from mrt_hpc.run.groups import commit_group
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import commit_whole
 from mrt_hpc.run.problems import write_problems
-from mrt_hpc.run.records import Problem
 from mrt_hpc.run.retries import wait_until
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task
 from mrt_hpc.run.turns import Turn, remove_abandoned

@@ -13,6 +13,7 @@ from commands import refusal, typed
 from evaluated import commit_traces, evaluated_run, evaluation_directory, run_directory
 from synthetic_run import made_up_metrics
 
+from mrt_hpc import ExitCode, RunLayout
 from mrt_hpc.analysis import intervals
 from mrt_hpc.analysis.comparing import MEAN, Comparison, compare, notes, requirement
 from mrt_hpc.analysis.evaluated_run import EvaluatedRun
@@ -21,9 +22,7 @@ from mrt_hpc.analysis.model_samples import EvaluatedBoundary, EvaluatedTrace, Mo
 from mrt_hpc.analysis.named_models import Arm
 from mrt_hpc.analysis.problem_measures import measure_of
 from mrt_hpc.analysis.rows import summarise_evaluation
-from mrt_hpc.errors import ExitCode
 from mrt_hpc.recipe.lock import read_recipe_lock
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.problems import read_problems
 
 

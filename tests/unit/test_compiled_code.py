@@ -231,7 +231,7 @@ def archive_of(command: ServerCommand) -> str:
     return command.compiled_code.archive.name
 
 
-def test_what_changes_the_code_has_an_archive_of_its_own(
+def test_what_changes_the_code_has_its_own_archive(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes: list[dict[str, object]] = [

@@ -13,7 +13,7 @@ from commands import refusal, typed
 from run_of import run_of
 
 import mrt_hpc
-from mrt_hpc import images
+from mrt_hpc import RunLayout, images
 from mrt_hpc.attempt.python_look import PythonLook
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm import site as site_module
@@ -24,7 +24,6 @@ from mrt_hpc.images import ARGUMENTS, KINDS, ImageAsked, build_command, build_im
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.run.atomic import checksum
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.submit.software import noticed_changes
 
 IMAGE = Path("/i/a.sif")

@@ -209,9 +209,8 @@ def test_less_than_an_hour_is_printed_in_minutes() -> None:
 
 
 def test_one_line_of_sacct() -> None:
-    assert (
-        attempts_of("20_1|CANCELLED by 1000|900|900|Unknown|0|0||a\n7_[2-9]|PENDING|900|Unknown|Unknown|0|0||a") == []
-    )
+    for line in ("20_1|CANCELLED by 1000|900|900|Unknown|0|0||a", "7_[2-9]|PENDING|900|Unknown|Unknown|0|0||a"):
+        assert attempts_of(line) == []
     resources = "cpu=8,gres/gpu:a100=1,gres/gpu:2080ti=2,gres/gpumem=80G"
     ((kinds, marks),) = attempts_of(f"7|RUNNING|900|Unknown|1000|60|8|{resources}|a|b")
     assert (marks.name, marks.submitted) == ("a|b", 900.0)
@@ -235,10 +234,8 @@ def test_the_same_use_again_writes_nothing(tmp_path: Path) -> None:
 def test_the_tokens_of_branches_stand_beside_those_of_traces(run: RunLayout) -> None:
     assert json.loads(cost(run, "--json"))["branches"] is None
     for iteration, tokens in ((0, {"branch_tokens": 30, "prefilled_tokens": 50}), (1, {})):
-        metrics = IterationMetrics(
-            iteration=iteration, tokens_per_rollout=1.0, problems=2, generated_tokens=100, **tokens
-        )
         run.metrics(iteration).parent.mkdir(parents=True, exist_ok=True)
-        metrics.write(run.metrics(iteration))
+        fields = {"tokens_per_rollout": 1.0, "problems": 2, "generated_tokens": 100, **tokens}
+        IterationMetrics(iteration=iteration, **fields).write(run.metrics(iteration))
     assert json.loads(cost(run, "--json"))["branches"] == {"traces": 35.0, "branches": 15.0, "prefilled": 25.0}
     assert "15 generated tokens a problem in branches of the prover beside 35 in traces (30 %)" in cost(run)

@@ -20,6 +20,7 @@ from basics import RECIPES
 from commands import in_a_process, python, refusal, typed
 from data_files import json_lines, parquet
 from hub_server import COMMIT, Faults, Repository, serving
+from tables import tables
 
 import mrt_hpc
 from mrt_hpc.datasets.columns import Asked, BadRowError, Columns, find_columns
@@ -31,6 +32,7 @@ from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.records import Gold, Problem
 
+TABLES = tables("datasets_prepare")
 OUT = Path("mine.jsonl")
 TEXTS = [("What is 1+1?", 2), ("Half of 5?", 2.5), ("Half of 8?", 4.0)]
 ROWS: list[dict[str, Any]] = [{"Question": text, "Answer": answer, "level": 1} for text, answer in TEXTS]
@@ -113,14 +115,7 @@ ROW = b'{"problem": "x", "answer": "1"}\n'
 @pytest.mark.parametrize(
     ("name", "content", "options", "told"),
     [
-        ("rows.txt", b"problem,answer\n1+1?,2\n", "", "rows.txt"),
-        ("rows.csv", b"problem,answer\n1+1?,2,3\n", "", "row 1 on"),
-        ("rows.csv", b"problem,answer,level\n100+23?,123,1\n200+34?,2", "", "row 2 on"),  # as a file that was cut
-        ("rows.csv", b'problem,answer\n1?,1\n"2?,2\n3?,3\n', "", "row 2 on"),  # a quote that is not closed
-        ("rows.csv", TABS, "", "--delimiter tab"),
-        ("rows.tsv", CSV, "", "--delimiter ,"),
-        ("rows.csv", CSV, "--delimiter ;;", "--delimiter ';'"),
-        ("rows.jsonl", ROW, "--delimiter ;", "leave out --delimiter"),
+        *TABLES["unreadable"],
         ("rows.parquet", parquet(FLOATS), "--encoding latin-1", "leave out --encoding"),
         ("rows.csv", LATIN, "", "--encoding latin-1"),
         ("rows.csv", LATIN, "--encoding latin-11", "--encoding latin-1,"),
@@ -130,19 +125,11 @@ ROW = b'{"problem": "x", "answer": "1"}\n'
         ("rows.parquet", parquet_of([["p"], [YEAR_146_MILLION]], ["problem", "answer"]), "", "rows.parquet"),
         ("rows.parquet", DAMAGED, "", "rows.parquet"),
         ("rows.parquet", ANSWERED_TWICE, "", "answer stands there twice"),
-        ("rows.csv", b"problem,answer,answer\n1+1?,2,3\n", "", "answer stands there twice"),
-        ("rows.jsonl", b'{"problem": "x", "answer": "1", "answer": "2"}\n', "", "line 1 on"),
-        ("rows.jsonl", ROW + b'\n{"prob', "", "line 3 on"),
-        ("rows.json", b'{"a": [{"problem": "x", "answer": "1"}], "b": []}', "", "2 lists of rows"),
-        ("rows.json", b"[1, ", "", "rows.json"),
-        ("rows.jsonl", b"\n\n", "", "rows.jsonl"),
-        ("rows.jsonl", b'{"problem": "", "answer": "1"}\n', "", "rows.jsonl"),
-        ("none.jsonl", None, "", "none.jsonl"),
     ],
 )
-def test_a_source_that_cannot_be_read_is_refused(name: str, content: bytes | None, options: str, told: str) -> None:
+def test_a_source_that_cannot_be_read_is_refused(name: str, content: Any, options: str, told: str) -> None:
     if content is not None:
-        Path(name).write_bytes(content)
+        Path(name).write_bytes(content.encode() if isinstance(content, str) else content)
     assert told in prepared(name, "--drop-bad", *options.split(), code=ExitCode.FATAL)
     assert not OUT.exists()
 
@@ -246,84 +233,23 @@ def test_the_texts_of_values() -> None:
             gold(columns, value)
 
 
-SVAMP = {"ID": "c-3", "Body": "Ann has 3.", "Question": "What?", "Equation": "( 3.0 - 0.0 )", "Answer": 3.0}
-MMLU = {"question": "Which is prime?", "subject": "mathematics", "choices": ["4", "6", "7", "8"], "answer": 2}
-MMLU_PRIME = [("mine-0", "Which is prime?\n\nA. 4\nB. 6\nC. 7\nD. 8", "C")]
-AQUA = {"question": "20+2?", "options": ["A)21", "B)21.5", "C)22"], "rationale": "Add.", "correct": "C"}
-OLYMPIAD = {"id": 2, "question": "y?", "context": None, "final_answer": ["3.1"], "error": "1e-1", "unit": "m"}
-SOME_IDS = [{"id": 1, "question": "1+1?", "answer": "2"}, {"question": "1+2?", "answer": "3"}]
-NESTED = {"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2", "style": "rule"}}
-CONTEXTS = [{"context": None, "question": "1+1?", "answer": "2"}, {"context": "x=1", "question": "x+2?", "answer": "3"}]
-CHOSEN = {"question": "q?", "answer": "B"}
-EVEN = {"question": "Even?", "choices": ["two", "three", "four"], "answer": ["A", 2]}
-LABELLED = {"question": "q?", "choices": {"text": ["x", "y", "z"], "label": ["1", "2", "3"]}, "answer": "2"}
-HALVES = {"problem": "h?", "ground_truth": [r"\boxed{\frac{1}{2}}", "0.5", " 0.5 "]}  # as in rllm's file of Minerva
-
-
-@pytest.mark.parametrize(
-    ("rows", "options", "problems"),
-    [
-        ([SVAMP], "--problem Body+Question", [("c-3", "Ann has 3.\n\nWhat?", "3")]),
-        ([OLYMPIAD], "--ignore unit --ignore error", [("2", "y?", "3.1")]),
-        (CONTEXTS, "--problem context+question", [("mine-0", "1+1?", "2"), ("mine-1", "x=1\n\nx+2?", "3")]),
-        ([NESTED], "--answer reward_model.ground_truth", [("mine-0", "1+1?", "2")]),
-        (SOME_IDS, "--new-ids", [("mine-0", "1+1?", "2"), ("mine-1", "1+2?", "3")]),
-        ([{"problem": "", "answer": "1"}, {"problem": "x?", "answer": "1"}], "--drop-bad", [("mine-1", "x?", "1")]),
-        ([MMLU], "--choices choices", MMLU_PRIME),
-        ([{**MMLU, "answer": "7"}], "--choices choices", MMLU_PRIME),
-        ([AQUA], "--answer correct --choices options", [("mine-0", "20+2?\n\nA. 21\nB. 21.5\nC. 22", "C")]),
-        ([LABELLED], "--choices choices", [("mine-0", "q?\n\nA. x\nB. y\nC. z", "B")]),
-        ([CHOSEN | {"choices": {"A": "x", "B": "y"}}], "--choices choices", [("mine-0", "q?\n\nA. x\nB. y", "B")]),
-        ([HALVES], "--any-answer", [("mine-0", "h?", (r"\frac{1}{2}", "0.5"))]),
-        ([{"problem": "t?", "ground_truth": [3, 3.0]}], "--any-answer", [("mine-0", "t?", "3")]),
-        ([HALVES], "--answer ground_truth.0", [("mine-0", "h?", r"\frac{1}{2}")]),
-        ([EVEN], "--choices choices --any-answer", [("mine-0", "Even?\n\nA. two\nB. three\nC. four", ("A", "C"))]),
-    ],
-)
+@pytest.mark.parametrize(("rows", "options", "problems"), TABLES["made"])
 def test_options_say_how_columns_make_problems(rows: list[Any], options: str, problems: list[Any]) -> None:
     of_rows(rows, *options.split())
-    assert read_problems(OUT) == [Problem(*one) for one in problems]
+    several = [(*named, tuple(gold) if isinstance(gold, list) else gold) for *named, gold in problems]
+    assert read_problems(OUT) == [Problem(*one) for one in several]
     columns = SourceRecord.read(record_file(OUT)).columns
     assert ("+" in columns.problem, columns.choices is not None) == ("+" in options, "--choices" in options)
 
 
 @pytest.mark.parametrize(
     ("rows", "options", "advised"),
-    [
-        ([SVAMP], "", ["--problem Body+Question", "--ignore Body"]),
-        ([MMLU], "", ["--choices choices"]),
-        ([{"question": "x?", "final_answer": "2", "unit": ""}, OLYMPIAD], "", ["['unit', 'error']", "--ignore unit"]),
-        ([{**OLYMPIAD, "context": "A map."}], "", ["--problem context+question"]),
-        ([OLYMPIAD], "--ignore units", ["--ignore unit"]),
-        ([CHOSEN | {"A": "1", "B": "2"}], "", ["--ignore A"]),
-        ([{"problem": "q?", "label": "1"}], "--answer lable", ["--answer label"]),
-        ([{"problem": "q?", "label": "1"}], "--answer label --problem text", ["--problem COLUMN"]),
-        ([BAD[0], BAD[2]], "", ["line 2", "--new-ids"]),
-        (SOME_IDS, "", ["line 2", "--new-ids"]),
-        ([HALVES], "", ["line 1", "--any-answer", "--answer ground_truth.0"]),
-        ([EVEN], "--choices choices", ["line 1", "--any-answer"]),
-        *(([CHOSEN | {"choices": choices, "answer": answer}], "--choices choices", ["line 1"])
-          for choices, answer in ((["5", "6", "1"], "1"), ({"text": ["x", "y"], "label": ["1"]}, "1"), (["1", "2"], 2),
-                                  (["1", "2"], "F"), (["1"], 0), ("1, 2", 0))),
-        *((ROWS, f"{option} test", [f"leave out {option}"]) for option in ("--split", "--config", "--revision")),
-    ],
+    TABLES["refused"],
 )  # fmt: skip
 def test_what_makes_no_problem_is_refused(rows: list[Any], options: str, advised: list[str]) -> None:
     refused = of_rows(rows, *options.split(), code=ExitCode.FATAL)
     assert [word for word in advised if word not in refused] == []
     assert not OUT.exists()
-
-
-CARD = """---
-configs:
-- config_name: main
-  default: true
-  data_files: [{split: train, path: main/train-*}, {split: test, path: [main/test-*]}]
-- {config_name: socratic, data_files: [{split: train, path: "socratic/**/*.parquet"}]}
----
-"""
-ELSEWHERE = "---\nconfigs: [{{config_name: default, data_files: [{{split: train, path: {}}}]}}]\n---\n"
-DECLARED = ["main/train-0.jsonl", "main/test-0.jsonl", "socratic/a/b.parquet"]
 
 
 def set_of(names: list[str], card: str = "") -> str:
@@ -335,40 +261,15 @@ def set_of(names: list[str], card: str = "") -> str:
     return str(folder)
 
 
-SHARDED = [f"data/{part}.parquet" for part in ("train-00001-of-00002", "train-00000-of-00002", "test-00000-of-00001")]
-
-
-@pytest.mark.parametrize(
-    ("names", "card", "asked", "part", "chosen"),
-    [
-        (["deepscaler.json"], "", Selection(), "default train", ["deepscaler.json"]),
-        (SHARDED, "", Selection(split="train"), "default train", [SHARDED[1], SHARDED[0]]),
-        (["data/hard-00000-of-00001.parquet"], "", Selection(), "default hard", ["data/hard-00000-of-00001.parquet"]),
-        (["dev/a.json", "train/a.json"], "", Selection(split="validation"), "default validation", ["dev/a.json"]),
-        (DECLARED, CARD, Selection(split="test"), "main test", ["main/test-0.jsonl"]),
-        (DECLARED, CARD, Selection(config="socratic"), "socratic train", ["socratic/a/b.parquet"]),
-        ([".cache/train.jsonl", "test.jsonl"], "", Selection(), "default test", ["test.jsonl"]),
-        (["test.jsonl", "more.jsonl", "test.csv"], "", Selection(split="test"), "default test", ["test.jsonl"]),
-        # what leaves a choice open is refused with an option
-        (["train.jsonl", "test.jsonl"], "", Selection(), "--split test", None),
-        (DECLARED, CARD.replace("  default: true\n", ""), Selection(), "--config", None),
-        (DECLARED, CARD, Selection(config="platonic"), "--config", None),
-        (["loader.py"], "", Selection(), "--config", None),
-        (DECLARED, "---\nconfigs: [\n---\n", Selection(), "--config", None),
-        (DECLARED, "---\ndataset_info: [1, 2]\n---\n", Selection(), "--config", None),
-        (DECLARED, "---\nconfigs: 7\n---\n", Selection(), "--config", None),
-        (DECLARED, ELSEWHERE.format("http://127.0.0.1:9/x.jsonl"), Selection(), "--config", None),
-        (["a.jsonl", "../b.jsonl"], ELSEWHERE.format("../b.jsonl"), Selection(), "as SOURCE", None),
-    ],
-)
+@pytest.mark.parametrize(("names", "card", "asked", "part", "chosen"), TABLES["splits"])
 def test_the_files_of_a_split(
-    names: list[str], card: str, asked: Selection, part: str, chosen: list[str] | None
+    names: list[str], card: str, asked: dict[str, str], part: str, chosen: list[str] | None
 ) -> None:
     place = set_of(names, card)
     if chosen is not None:
-        assert choose(place, asked, "here") == (*part.split(), [f"{place}/{name}" for name in chosen])
+        assert choose(place, Selection(**asked), "here") == (*part.split(), [f"{place}/{name}" for name in chosen])
         return
-    refused = refusal(choose, place, asked, "here")
+    refused = refusal(choose, place, Selection(**asked), "here")
     assert (part in str(refused.advice), refused.where) == (True, "here")
 
 

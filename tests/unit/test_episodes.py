@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import tables
 
 from mrt_hpc.mrt.episodes import cut_episodes
 from mrt_hpc.recipe.sections import Episodes
@@ -12,46 +13,12 @@ from mrt_hpc.recipe.sections import Episodes
 ONE = Episodes(markers=("Wait", "Alternatively"), min_paragraphs=1, max_episodes=6)
 
 
-PARAGRAPHS = {
-    "p": "So 3 and 4 make 7, wait for it.",
-    "l": "wait, in small letters.",
-    "q": "Hm. Wait, not at the start.",
-    "i": "  Wait, behind blanks.",
-    "W": "Wait, 3 and 5 make 8.",
-    "B": "But wait, that is too much.",
-    "A": "Alternatively, count down.",
-    "T": "Is there another way to see it?",
-    "C": "But let me double-check.",
-    "H": "But hold on, is it 4?",
-    "e": "",
-}
+TABLES = tables("episodes")
+PARAGRAPHS: dict[str, str] = TABLES["paragraphs"]
 REFERENCE = {"min_paragraphs": 3, "max_cuts": 49, "group_size": 1, "max_episodes": 100}
-CASES: list[tuple[str, dict[str, int]]] = [
-    # no cut; the last has two paragraphs where three are asked for
-    *((drawn, {}) for drawn in ("p", "pppppp", "W", "ppW")),
-    # the first cut comes three paragraphs after the beginning, at any of the markers
-    *((drawn, {}) for drawn in ("ppp|W", "ppp|B", "ppp|A", "ppp|T", "ppp|C", "ppp|H", "pppp|A")),
-    # what looks like a marker and is none: blanks before a paragraph belong to it
-    *((drawn, {}) for drawn in ("pppl", "pppq", "pppi")),
-    # an empty paragraph counts
-    ("pep|W", {}),
-    # the next one three paragraphs after the last
-    *((drawn, {}) for drawn in ("ppp|WpWp|A", "WWW|WWW|WWW|W", "pWp|Wpp|Hpp|C")),
-    ("pW|Wp|A", {"min_paragraphs": 2}),
-    # at most so many cuts
-    ("p|W|WWWW", {"min_paragraphs": 1, "max_cuts": 2}),
-    ("pppWpp", {"max_cuts": 0}),
-    # every group of steps is one episode, counted from the beginning
-    ("pW|WW|WW", {"min_paragraphs": 1, "group_size": 2}),
-    ("pWW", {"min_paragraphs": 1, "group_size": 3}),
-    ("pW|WWWW", {"min_paragraphs": 1, "group_size": 2, "max_cuts": 3}),  # steps are cut first, then merged
-    # what lies beyond the cap joins the last episode
-    ("pW|WWWW", {"min_paragraphs": 1, "group_size": 2, "max_episodes": 2}),
-]
-"""A case is drawn: ``p`` is a paragraph, a capital letter one that begins with a marker, ``|`` a cut of the rule."""
 
 
-@pytest.mark.parametrize(("drawn", "changes"), CASES)
+@pytest.mark.parametrize(("drawn", "changes"), TABLES["drawn"])
 def test_the_rule_cuts_where_it_is_drawn(drawn: str, changes: dict[str, int]) -> None:
     episodes = [e for e in drawn.split("|") if e]
     pieces = [piece for letter in "".join(episodes) for piece in (PARAGRAPHS[letter].encode(), b"\n\n")][:-1]
@@ -80,9 +47,7 @@ paragraphs = st.lists(
 
 
 @given(paragraphs, st.integers(1, 4), st.integers(0, 6), st.integers(1, 3), st.integers(1, 5))
-def test_episodes_concatenate_to_the_trace_for_any_text_and_rule(
-    parts: list[str], gap: int, cuts: int, group: int, cap: int
-) -> None:
+def test_episodes_concatenate_to_the_trace(parts: list[str], gap: int, cuts: int, group: int, cap: int) -> None:
     raw = "\n\n".join(parts).encode()
     pieces = [raw[i : i + 3] for i in range(0, len(raw), 3)]  # boundaries and characters do not fall together
     rule = Episodes(min_paragraphs=gap, max_cuts=cuts, group_size=group, max_episodes=cap)

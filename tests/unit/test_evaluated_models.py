@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from run_of import run_of, task_of
 from small_weights import publish_models
 
+from mrt_hpc import RunLayout, UserError
 from mrt_hpc.analysis.named_models import named_models
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm.plain_paths import folders_read
 from mrt_hpc.cli.plan import awaited_models, missing_inputs
 from mrt_hpc.domains.verifiers import verifier_of
-from mrt_hpc.errors import UserError
 from mrt_hpc.evaluate.asked_models import models_asked
 from mrt_hpc.evaluate.evaluation_alone import evaluation_recipe, refuse_other_queue
 from mrt_hpc.recipe.lock import lock_text, read_lock, read_recipe_lock
@@ -28,7 +28,6 @@ from mrt_hpc.roles import prepare
 from mrt_hpc.roles.evaluation import UnitEvaluation
 from mrt_hpc.roles.sampling.verified_weights import verified_weights
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 from mrt_hpc.run.weights import publish
 

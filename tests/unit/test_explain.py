@@ -1,7 +1,8 @@
-"""``mrt-hpc explain``: the cause before its consequences. Most situations are in tests/golden/explain.txt."""
+"""Why a run waits or has failed: the cause before its consequences. Most situations are in tests/golden/explain.txt."""
 
 import os
 import shutil
+import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,9 +12,13 @@ from canned_queue import PREPARE, CannedRun, canned_run, submitted_run
 from commands import typed
 from run_of import task_of
 
+from mrt_hpc.attempt.early_end import settle
 from mrt_hpc.attempt.entry import ending_of
+from mrt_hpc.attempt.ledger import record_site, remember_site
 from mrt_hpc.attempt.next_state import next_state
 from mrt_hpc.attempt.run_progress import failed_tasks_error
+from mrt_hpc.backends.slurm.arrays import sbatch_texts
+from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.errors import UserError
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.peers import PeersFailedError
@@ -161,3 +166,95 @@ def test_an_incomplete_report_comes_after_the_task_that_it_lacks(run: CannedRun)
     assert "report has failed" not in lines[0] and any(line.startswith("report has failed") for line in lines)
     run.done(*(job.name for job in run.plan.jobs if job.name != "report"))
     assert "report has failed" in typed("explain", run.layout.root).output.splitlines()[0]
+
+
+# -- A job that ends before any Python of the package has begun has a reason
+
+
+SRUN = 'until [ "$1" = /bin/bash ]; do shift; done; exec "$@"'
+ANOTHER_MACHINE = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00\xb7\x00" + bytes(44)
+"""The head of a program for aarch64."""
+
+
+@pytest.fixture
+def first_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
+    first_job = canned_run(tmp_path, monkeypatch)
+    first_job.submitted(prepare="11")
+    for name, script in (("squeue", "exit 0"), ("scontrol", "exit 0"), ("sleep", "exit 0"), ("srun", SRUN)):
+        first_job.command(name, script)
+    return first_job
+
+
+def job_ends(first_job: CannedRun, **fields: object) -> str:
+    """The job script of the first job runs here as Slurm would run it, with these fields of the profile; returns what
+    explain then says.
+    """
+    site = SlurmSite(name="cluster", **fields)  # type: ignore[arg-type]
+    record_site(first_job.layout, site)
+    remember_site(first_job.layout, site)
+    script = dict(sbatch_texts(first_job.plan, site, first_job.layout))[PREPARE]
+    logs = first_job.layout.logs / PREPARE
+    logs.mkdir()
+    own = {**os.environ, "SLURM_JOB_ID": "11", "SLURMD_NODENAME": "node1"}
+    with (logs / "11_0_log.out").open("w") as out, (logs / "11_0_log.err").open("w") as err:
+        code = subprocess.run(["bash", "-c", script], env=own, stdout=out, stderr=err, check=False).returncode
+    first_job.queue()
+    first_job.accounts(f"11|FAILED|{code}:0|node1|90")
+    return typed("explain", first_job.layout.root).output
+
+
+def advice(text: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith("  next:")).removeprefix("  next:     ")
+
+
+def test_a_python_that_is_not_there(first_job: CannedRun) -> None:
+    text = job_ends(first_job, python="/opt/nowhere/bin/python")
+    for fact in ("before it began its work", "exit code 127", "not found", "python could not be started", "node1"):
+        assert fact in text, text
+    assert "/opt/nowhere/bin/python" in text, "the last line of its log"
+    assert advice(text).startswith("correct python")
+    assert "mrt-hpc doctor --site cluster" in advice(text)
+
+
+def test_a_python_of_another_machine(first_job: CannedRun, tmp_path: Path) -> None:
+    (other := tmp_path / "python").write_bytes(ANOTHER_MACHINE)
+    other.chmod(0o755)
+    text = job_ends(first_job, python=str(other))
+    assert "exit code 126" in text and "another kind of machine" in text and "python could not be started" in text
+    assert advice(text).startswith("correct python")
+
+
+def test_a_setup_line_that_takes_srun_away_is_named_by_the_record_too(first_job: CannedRun) -> None:
+    text = job_ends(first_job, setup=("module load nosuch/1.0", f"export PATH={bare(first_job)}"))
+    for fact in ("exit code 127", "the setup line `module load nosuch/1.0` ended with", "srun could not be started"):
+        assert fact in text, text
+    assert advice(text).startswith("correct setup in the site profile")
+
+
+def bare(first_job: CannedRun) -> Path:
+    """A folder of commands without srun."""
+    folder = first_job.commands.with_name("bare")
+    folder.mkdir()
+    for name in ("bash", "date", "hostname", "grep", "timeout", "sed", "tail", "id", "sleep", "squeue"):
+        (folder / name).symlink_to(str(shutil.which(name)))
+    return folder
+
+
+def test_a_setup_line_that_ends_the_script(first_job: CannedRun) -> None:
+    text = job_ends(first_job, setup=("set -e", 'test "a\\b" = \'"c"\'', "true"))
+    assert "the setup line `test" in text and advice(text).startswith("correct setup in the site profile"), text
+
+
+def test_a_setup_line_that_fails_keeps_no_job_from_its_work(first_job: CannedRun) -> None:
+    first_job.command("srun", "exit 0")
+    job_ends(first_job, setup=("false",))
+    assert "srun" in first_job.calls
+    log = (first_job.layout.logs / PREPARE / "11_0_log.err").read_text()
+    assert "a setup line of the site profile ended with exit code 1: false" in log
+
+
+def test_the_record_of_a_killed_attempt_has_its_exit_code_in_words_and_advice_about_it(first_job: CannedRun) -> None:
+    for code, words in ((132, "another kind of processor"), (134, "aborted"), (135, "bus error"), (139, "crashed")):
+        record = settle(first_job.layout, PREPARE, 0, f"{code}.0", code, retries=0)
+        assert record.state is TaskState.FAILED and words in record.message and f"exit code {code}" in record.message
+        assert ("next:     correct python" in record.message) == (code == 132)

@@ -15,12 +15,11 @@ from run_of import say
 from slurm_texts import squeue_prints
 from submitted import age
 
+from mrt_hpc import RunLayout, UserError
 from mrt_hpc.analysis.named_models import split_arms
 from mrt_hpc.attempt.ledger import claim_run, make_claim_folders, submissions
-from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.run.family import Axis, Family, arms_of, runs_of
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskState
 
 

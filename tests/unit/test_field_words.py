@@ -10,12 +10,15 @@ from basics import ROOT
 from commands import recipe, refusal, typed
 from pydantic import BaseModel
 from ruamel.yaml import YAML
+from tables import tables
 
 from mrt_hpc.cli.fields import OTHER_NAMES, recipe_fields
 from mrt_hpc.recipe.field_docs import documented_fields, models_of, whole_annotation
 from mrt_hpc.recipe.load import load_site
 from mrt_hpc.recipe.schema import EvaluationRecipe, Recipe
 from mrt_hpc.recipe.site import SITES
+
+TABLES = tables("field_words")
 
 JARGON = re.compile(
     r"Input|input|Field required|should (be|have|match)|Undefined|pydantic|\^|Extra |valid (string|int|num)"
@@ -35,24 +38,7 @@ def test_every_field_and_all_choices_of_an_enumeration_have_words_of_their_own_a
         assert len(field.choices) in (0, len(field.values.removeprefix("one of ").split(", "))), field.name
 
 
-@pytest.mark.parametrize(
-    ("setting", "field", "expected"),
-    [
-        ("sampling.top_p=0.9", "sampling.top_p", "refused in training"),
-        ("name=a/b", "name", "text of letters, digits"),
-        ("seed=-1", "seed", "a whole number from 0 to 9,223,372,036,854,775,807"),
-        ("training.learning_rate=fast", "training.learning_rate", "a number from 1e-12 to 1: The peak"),
-        ("training.precision=fp8", "training.precision", "one of fp32, bf16, bf16_autocast"),
-        ("episodes.markers=3", "episodes.markers", "a list, each item"),
-        ("training.deterministic=3", "training.deterministic", "true or false, or null"),
-        ("evaluation.results=' '", "evaluation.results", "the path of a file or folder"),
-        ("algorithm=3", "algorithm", "a section with type: one of grpo"),
-        ("data={type: conversations}", "data.path", "text: "),
-        ("training={? [a] : b}", "training", "names of fields, each a text"),
-        ("serving.stall_limit_s=1e-300", "serving.stall_limit_s", "less is over at once"),
-        ('episodes.markers=["\\t"]', "episodes.markers.0", "white space"),
-    ],
-)
+@pytest.mark.parametrize(("setting", "field", "expected"), TABLES["settings"])
 def test_a_wrong_value_is_refused_with_field_range_meaning_and_option(setting: str, field: str, expected: str) -> None:
     refused = refusal(recipe, "quickstart", setting)
     assert refused.what.partition(":")[0] == field
@@ -60,23 +46,7 @@ def test_a_wrong_value_is_refused_with_field_range_meaning_and_option(setting: s
     assert refused.advice == f"change the option --set {setting}"
 
 
-@pytest.mark.parametrize(
-    ("line", "field", "expected"),
-    [
-        ("environment: {A B: x}", "environment", "text of letters, digits and underscores, the first no digit"),
-        ("environment: {A: 3}", "environment.A", "text"),
-        ("sbatch: {--qos: x}", "sbatch", "without its two hyphens"),
-        ("sbatch: {array: 0-3}", "sbatch.array", ""),
-        (r'sbatch: {constraint: "ib\n"}', "sbatch.constraint", "line break"),
-        (r'account: "lab\n#SBATCH --uid=0"', "account", "line break"),
-        (r'scratch: "/s\n"', "scratch", "line break"),
-        ("scratch: ~/scratch", "scratch", ""),
-        ("gpu_type: 'a100:2'", "gpu_type", ""),
-        ("partition: {cpu: short}", "partition", "partitions is the nearest"),
-        ("partitions: {gpu: gpu --wrap=x}", "partitions.gpu", ""),
-        ("partitions: {? [gpu] : short}", "partitions", "names of fields, each a text"),
-    ],
-)
+@pytest.mark.parametrize(("line", "field", "expected"), TABLES["profiles"])
 def test_a_profile_holds_what_sbatch_and_shells_can_use(tmp_path: Path, line: str, field: str, expected: str) -> None:
     path = tmp_path / "site.yaml"
     path.write_text(f"type: slurm\nname: here\n{line}\n")

@@ -8,26 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from tables import tables
 
 import mrt_hpc
 from mrt_hpc.cluster import filesystems
 from mrt_hpc.cluster.filesystems import OPERATIONS, SCRATCH, SOCKETS, Filesystem, Quota, parse_quota, scratch_problems
 
-MOUNTS = """\
-22 1 253:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
-40 22 0:40 / /home rw,relatime shared:2 - nfs4 filer:/export/home rw,vers=4.2
-41 22 0:41 / /scratch rw,relatime shared:3 - lustre 10.0.0.1@o2ib:/scratch rw
-42 41 0:42 / /scratch/with\\040space rw - tmpfs tmpfs rw
-"""
-QUOTA = """\
-Disk quotas for user me (uid 1000):
-Filesystem blocks quota limit grace files quota limit grace
-filer:/export/home 9000000* 8000000 10000000 1700000000 42 0 0 0
-"""
-LUSTRE = """\
-/scratch/a/very/long/name/of/a/folder
-                 1000000       0 5000000       -   90000  100000  110000       -
-"""
+TABLES = tables("filesystems")
+MOUNTS, QUOTA, LUSTRE = (TABLES[name] for name in ("mounts", "quota", "lustre"))
 
 
 def test_the_mount_of_a_path() -> None:
@@ -40,9 +28,8 @@ def test_the_mount_of_a_path() -> None:
 
 
 def test_mounts_with_names_in_any_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mountinfo").write_bytes(
-        MOUNTS.encode() + b"43 22 0:43 / /\xe9t\xe9\xe2\x80\xa8a rw - fuse.sshfs me@h:/ rw\n"
-    )
+    line = b"43 22 0:43 / /\xe9t\xe9\xe2\x80\xa8a rw - fuse.sshfs me@h:/ rw\n"
+    (tmp_path / "mountinfo").write_bytes(MOUNTS.encode() + line)
     monkeypatch.setattr(filesystems, "MOUNTS", tmp_path / "mountinfo")
     assert filesystems.filesystem(Path("/usr")).type == "ext4"
 
@@ -96,34 +83,12 @@ def test_a_folder_that_is_mounted_noexec_is_noticed(tmp_path: Path) -> None:
 
 # -- what runs do on a node, and whether doctor tries it
 
-RUN, NODE = "the run directory", "the folder for temporary files"
-TRIED = {RUN: OPERATIONS, NODE: (*SCRATCH, *SOCKETS)}
+TRIED = {"run": OPERATIONS, "node": (*SCRATCH, *SOCKETS)}
 COPIES = {("os.link", "run/weights.py")}  # what is copied where it cannot be linked
-USES: dict[str, tuple[str, dict[str, str]]] = {
-    "fcntl.flock": ("lock", {"inference/compiled_code.py": NODE, "run/turns.py": NODE}),
-    ".symlink_to": ("symbolic link", {"inference/server_start.py": NODE}),
-    "os.link": ("hard link", {f"{module}.py": RUN for module in ("backends/slurm/arrays", "run/atomic")}),
-    "os.fsync": ("fsync", {"run/atomic.py": RUN, "training/checkpoint.py": RUN}),
-    "socket.AF_UNIX": ("socket", {"inference/server_start.py": NODE}),
-    "socket.AF_INET": ("loopback address", {"run/network.py": NODE}),
-    "socket.create_connection": ("loopback address", {"run/network.py": NODE}),
-}
-"""By what the package calls on nodes: the operation that tries it, and the place where each module does it."""
+USES: dict[str, tuple[str, dict[str, str]]] = TABLES["uses"]
 ANYWHERE = {".rename": "rename of folders", ".replace": "rename", ".chmod": "owner and mode"}
 """The same for what is tried in both places."""
-NEEDS_NOTHING = {
-    "os": "DirEntry PathLike P_PID WEXITED WNOHANG WNOWAIT _exit access close cpu_count environ "
-    "fdopen fsdecode fsencode fstat getegid geteuid getgroups getpgid getpid getppid getuid getxattr kill killpg lstat "
-    "memfd_create nice open path pathsep pread pwrite read register_at_fork scandir sched_getaffinity stat statvfs "
-    "strerror sysconf terminal_size umask uname utime waitid walk write "
-    "O_APPEND O_ASYNC O_CREAT O_DIRECTORY O_NOFOLLOW O_NONBLOCK O_PATH O_RDONLY O_RDWR O_WRONLY R_OK "
-    "W_OK readlink stat_result",
-    "fcntl": "LOCK_EX LOCK_NB LOCK_SH LOCK_UN F_GETFL F_SETFL F_SETOWN fcntl ioctl",
-    "socket": "SOCK_DGRAM SOCK_STREAM SOL_SOCKET SO_PEERCRED gethostname if_nameindex inet_ntoa socket",
-    "ctypes": "CDLL byref c_int create_string_buffer get_errno",
-    "multiprocessing": "get_context parent_process",
-}
-"""What works wherever Python does, or is checked otherwise."""
+NEEDS_NOTHING: dict[str, str] = TABLES["needs_nothing"]
 PATHS = {"rename", "hardlink_to", "symlink_to", "chmod", "mkfifo"}
 COMMANDS_OF_A_PERSON = ("cli/", "images.py", "cluster/", "datasets/", "hub.py")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from basics import RECIPES
 from commands import recipe, refusal
+from tables import tables
 from warm_start import ModelSize, build_tokenizer, fresh_model
 
 from mrt_hpc.backends.local.site import LocalSite
@@ -215,35 +216,14 @@ NAME = re.compile(r"\b(?:training|serving|resources|sampling|evaluation)(?:\.[a-
 @pytest.mark.parametrize("role", DECIDING)
 def test_each_setting_that_an_advice_names_decides(role: Role, tmp_path: Path) -> None:
     """With another value of each of them the process needs another amount, or gets another limit."""
-    wider = ("serving.tensor_parallel=4", "resources.inference.gpus=4", "resources.evaluation.gpus=4")
-    others: dict[str, tuple[str, ...]] = {
-        "training.max_tokens_per_micro_batch": ("training.max_tokens_per_micro_batch=40000",),
-        "training.gradient_checkpointing": ("training.gradient_checkpointing=true",),
-        "training.projection": ("training.projection=chunked",),
-        "training.zero_stage": ("training.zero_stage=3",),
-        "training.offload_optimizer": ("training.offload_optimizer=true",),
-        "training.sequence_parallel": ("training.sequence_parallel=2", "training.batching=packed"),
-        "resources.trainer.ranks": ("resources.trainer.ranks=8",),
-        "serving.gpu_memory_utilization": ("serving.gpu_memory_utilization=0.5",),
-        "serving.tensor_parallel": ("serving.tensor_parallel=1",),
-        "resources.inference.gpus": wider,
-        "resources.evaluation.gpus": wider,
-        "sampling.max_tokens": ("sampling.max_tokens=4096",),
-        "evaluation.max_tokens": ("evaluation.max_tokens=4096",),
-    }
-    as_begun = (
-        "serving.tensor_parallel=2",
-        "resources.inference.gpus=2",
-        "resources.evaluation.gpus=2",
-        "training.gradient_checkpointing=false",  # with true the trainer's peak has no logits
-    )
+    settings = tables("fits")
 
     def of_role(*changes: str) -> list[tuple[float, float]]:
-        found = fits(of_size("mrt_online", tmp_path, *as_begun, *changes), a100()).roles
+        found = fits(of_size("mrt_online", tmp_path, *settings["as_begun"], *changes), a100()).roles
         return [(one.needed, one.limit) for one in found if one.role is role]
 
     for name in NAME.findall(DECIDING[role]):
-        assert of_role(*others[name]) != of_role(), name
+        assert of_role(*settings["others"][name]) != of_role(), name
 
 
 def test_a_limit_that_a_recipe_states_is_raised_by_what_the_advice_says(tmp_path: Path) -> None:

@@ -22,18 +22,16 @@ import pytest
 from click.testing import CliRunner
 from synthetic_run import Shape, SyntheticRun
 
+from mrt_hpc import Recipe, RunLayout, UserError
 from mrt_hpc.attempt.ledger import record_site, record_submission
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.cli.main import main
-from mrt_hpc.errors import UserError
 from mrt_hpc.plan.jobs import Plan, read_plan
 from mrt_hpc.recipe.load import load_recipe, load_site
 from mrt_hpc.recipe.lock import read_recipe_lock
 from mrt_hpc.recipe.model_files import ModelFiles
-from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.events import EventKind, event_file
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Heart
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task

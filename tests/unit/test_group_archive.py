@@ -10,14 +10,13 @@ import pytest
 from run_of import bare_run
 from samples import rollout, sampled
 
-from mrt_hpc.errors import UserError
+from mrt_hpc import PrefixValue, UserError
 from mrt_hpc.run import archive as archives
 from mrt_hpc.run import groups
 from mrt_hpc.run.archive import archive_groups, read_sampled, sampled_manifest, sampled_positions, unpack
 from mrt_hpc.run.groups import Group, commit_group, complete_groups, read_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout
 from mrt_hpc.run.manifest import DamagedError, Manifest, verify
-from mrt_hpc.run.records import PrefixValue
 
 GROUPS = 5
 

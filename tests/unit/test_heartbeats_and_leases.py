@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import pytest
 from run_of import bare_run
 
-from mrt_hpc.errors import UserError
+from mrt_hpc import RunLayout, UserError
 from mrt_hpc.recipe import ownership
 from mrt_hpc.run.atomic import write_json
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import BEATS_A_LIMIT, NO_BEAT, Heart, Holder, Leases, Observer, group_leases, read_beat
 from mrt_hpc.run.retries import wait_until
 

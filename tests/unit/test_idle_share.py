@@ -25,7 +25,6 @@ def test_one_version_of_staleness_hides_an_update_that_is_shorter_than_the_sampl
 
 def test_in_flight_a_server_does_not_wait_for_its_longest_trace() -> None:
     """Two slots, and traces of 10 and 90 tokens in turn: while the long one is written, the other slot goes on."""
-    drained, in_flight = (
-        simulated(1, cycle((10, 90)).__next__, way, slots=2, groups=4, iterations=30) for way in (False, True)
-    )
+    scale = {"slots": 2, "groups": 4, "iterations": 30}
+    drained, in_flight = (simulated(1, cycle((10, 90)).__next__, way, **scale) for way in (False, True))
     assert in_flight.tokens_per_s > 1.05 * drained.tokens_per_s

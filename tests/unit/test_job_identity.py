@@ -20,6 +20,7 @@ from families import holder_of
 from slurm_texts import squeue_prints
 from submitted import age
 
+from mrt_hpc import RunLayout, UserError
 from mrt_hpc.attempt import ledger
 from mrt_hpc.attempt.ledger import LOCAL, LocalProcess, claim_run, local_process, submissions
 from mrt_hpc.backends import queued_jobs
@@ -27,8 +28,6 @@ from mrt_hpc.backends.queued_jobs import cancel_run, live_jobs, look_at_queues
 from mrt_hpc.backends.slurm import queue
 from mrt_hpc.backends.slurm.queued_as import queue_differences
 from mrt_hpc.backends.slurm.site import SlurmSite
-from mrt_hpc.errors import UserError
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import BEATS_A_LIMIT, Heart
 from mrt_hpc.view.run_look import RunLook
 

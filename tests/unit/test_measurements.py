@@ -1,4 +1,4 @@
-"""What roles write of a run is what the report reads back, and each figure stands once, under one name."""
+"""What roles write of a run is what the report reads back, whole or narrowly, and each figure stands once."""
 
 import json
 import math
@@ -7,28 +7,25 @@ from pathlib import Path
 from typing import get_type_hints
 
 import numpy as np
+import pyarrow.parquet as pq
 from commands import recipe, refusal
+from evaluated import evaluated_run
 from run_of import bare_run
 from samples import rollout, rollout_with, sampled
 
-from mrt_hpc.algorithms.batch import Batch, Learnt
-from mrt_hpc.analysis.measures import (
-    EvaluationSummary,
-    IterationMetrics,
-    Phase,
-    RunCost,
-    RunFile,
-    RunSummary,
-    read_measurements,
-    several_graders,
-)
+from mrt_hpc import Batch, Learnt, PrefixValue
+from mrt_hpc.analysis import measures
+from mrt_hpc.analysis.measures import IterationMetrics, Phase
+from mrt_hpc.analysis.model_samples import evaluated_problems
 from mrt_hpc.analysis.number_formats import span_text
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.recipe.sections import Training
 from mrt_hpc.roles.evaluation_summary import _regret
 from mrt_hpc.roles.training.metrics import Timeline, iteration_metrics
 from mrt_hpc.run.evaluation_settings import EvaluationSettings
-from mrt_hpc.run.records import PrefixValue
+from mrt_hpc.run.groups import RolloutOutcome, read_group, read_outcomes
+from mrt_hpc.run.manifest import DamagedError
+from mrt_hpc.run.parquet import read_part
 from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
 from mrt_hpc.training.update_statistics import UpdateStats
 
@@ -41,9 +38,9 @@ EVALUATION = summarise_evaluation(3, "held_out", {"a": [1.0, 0.0], "b": [0.0, 0.
 
 def test_records_survive_their_files(tmp_path: Path) -> None:
     unmeasured = METRICS.model_copy(update={"loss": math.nan, "grad_norm": math.inf})
-    run = RunSummary(
+    run = measures.RunSummary(
         recipe="r", algorithm="grpo", model="m", iterations_planned=4, iterations=(METRICS,), evaluations=(EVALUATION,),
-        cost=RunCost(gpu_hours=1.5), files=(RunFile(what="weights", path="weights"),),
+        cost=measures.RunCost(gpu_hours=1.5), files=(measures.RunFile(what="weights", path="weights"),),
     )  # fmt: skip
     path = bare_run(tmp_path).root / "deep" / "file.json"
     for record in (EVALUATION, run, unmeasured):
@@ -59,7 +56,7 @@ def test_a_summary_with_a_number_of_graders_is_read(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     for number, several in ((1, False), (2, True)):
         path.write_text(json.dumps({**EVALUATION.model_dump(mode="json"), "graders": number}))
-        assert (several_graders(EvaluationSummary.read(path).graders, "b") is not None) == several
+        assert (measures.several_graders(measures.EvaluationSummary.read(path).graders, "b") is not None) == several
 
 
 def test_measurements_are_collected_and_gaps_are_named(tmp_path: Path) -> None:
@@ -70,7 +67,7 @@ def test_measurements_are_collected_and_gaps_are_named(tmp_path: Path) -> None:
         update = {"version": version, "settings": "these"}
         EVALUATION.model_copy(update=update).write(layout.evaluation_summary(version, "held_out"))
     asked = EvaluationSettings("these", "these")
-    found = read_measurements(layout, 6, versions=[0, 5], settings={"held_out": asked, "harder": asked})
+    found = measures.read_measurements(layout, 6, versions=[0, 5], settings={"held_out": asked, "harder": asked})
     assert [metrics.iteration for metrics in found.iterations] == [0, 1, 4]
     assert [evaluation.version for evaluation in found.evaluations] == [0, 5]
     assert found.missing == ("metrics of iterations 2-3, 5 of 6", "evaluation on harder of weights versions 0, 5")
@@ -123,3 +120,22 @@ def test_what_is_not_finite_is_left_out_as_not_measured() -> None:
     assert (found.entropy, found.mismatch_max, found.loss) == (None, None, STATS.loss)
     assert "mismatch_kl" not in found.trainer and found.skipped_steps == STATS.skipped_steps
     assert (found.truncated_share, found.trainer["importance_capped_share"]) == (0.0, 0.5), "not the weights' share"
+
+
+# -- the narrow reading of a shard gives what the whole one gives, and sees the same damage
+
+
+def test_outcomes_are_those_of_the_whole_records_in_any_order_and_damage_is_seen(tmp_path: Path) -> None:
+    shard = evaluated_run(tmp_path / "run", 0).evaluation_shard(0, "held-out", 0)
+    found = read_outcomes(shard)
+    assert evaluated_problems([found]) == evaluated_problems([read_group(shard)])
+    assert [rollout.tokens for rollout in found.rollouts] == [70, 50]
+    assert len(found.branches) == 20
+    turned = replace(found, rollouts=found.rollouts[::-1], branches=found.branches[::-1], values=found.values[::-1])
+    assert evaluated_problems([turned]) == evaluated_problems([found])
+    path = shard / "rollouts.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["reward"]), path)
+    assert isinstance(refusal(read_outcomes, shard), DamagedError)
+    assert "reward" in str(refusal(read_part, path, RolloutOutcome))
+    path.write_bytes(b"nothing")
+    assert isinstance(refusal(read_part, path, RolloutOutcome), DamagedError)

@@ -1,9 +1,10 @@
-"""How the ranks of a trainer meet: the folder, the store of several nodes, and what crosses between ranks."""
+"""How the ranks of a trainer meet: folder, interface, the store of several nodes, and what crosses between ranks."""
 
 import ast
 import errno
 import json
 import os
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from commands import refusal
 from torch._C._distributed_c10d import PrefixStore
 
+from mrt_hpc.run import network
+from mrt_hpc.run.network import GLOO_INTERFACE, address_towards, gloo_interface, interface_of
 from mrt_hpc.training.accelerator import backend
 from mrt_hpc.training.folder_store import FolderStore
 from mrt_hpc.training.rank_messages import _error, _record
@@ -89,3 +92,25 @@ def test_a_full_disk_keeps_its_file_when_it_crosses_to_other_ranks() -> None:
     failure = OSError(errno.ENOSPC, "No space left on device (on rank 1)", "/shared/weights")
     crossed = _error(json.loads(json.dumps(_record(failure))))
     assert (repr(crossed), getattr(crossed, "filename", "")) == (repr(failure), failure.filename)
+
+
+# -- the interface over which the ranks of several nodes connect
+
+
+def test_ranks_of_one_machine_stay_on_loopback_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(GLOO_INTERFACE, "ib0")
+    here = socket.gethostname()
+    assert gloo_interface([here, here]) == "lo"
+    assert gloo_interface([here, "another"]) == "ib0"
+    monkeypatch.delenv(GLOO_INTERFACE)
+    monkeypatch.setattr(network, "address_towards", lambda _: "127.0.0.1")
+    assert gloo_interface([here, "another"]) == interface_of("127.0.0.1") == "lo"
+
+
+def test_a_node_without_a_way_to_another_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = refusal(address_towards, "nowhere.invalid")
+    assert refused.value == "nowhere.invalid" and GLOO_INTERFACE in str(refused.advice)
+    assert "no interface" in refusal(interface_of, "192.0.2.1").what
+    monkeypatch.setattr(socket, "gethostname", lambda: "node1")
+    assert "which is this node" in refusal(address_towards, "localhost").what
+    assert address_towards("127.0.0.1") == "127.0.0.1"

@@ -1,4 +1,4 @@
-"""What files alone tell of a model is refused when a run is submitted, before anything is queued."""
+"""Model directories that cannot be right are refused beforehand, and damaged files of weights are not taken."""
 
 import json
 import struct
@@ -12,17 +12,16 @@ import pytest
 from commands import recipe, refusal
 from run_of import run_of
 from safetensors.numpy import save_file
+from tables import tables
 
 from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.model_files import BITS, check_safetensors, context_length
 from mrt_hpc.run.manifest import DamagedError
-from mrt_hpc.run.safetensors_file import is_finite, refuse_not_finite
+from mrt_hpc.run.safetensors_file import is_finite, refuse_not_finite, stored_tensors, width_of
 
-CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer_config.json", "generation_config.json"
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer_config.json", "model.safetensors"
 TEMPLATE = "{{ messages[0].content }}"
 CLOSED = TEMPLATE + "[assistant]<think></think>"
-HALF = json.dumps({"weight_map": {"a": WEIGHTS, "b": "model-00002-of-00002.safetensors"}}).encode()
 
 
 @pytest.fixture
@@ -45,45 +44,23 @@ def change(name: str, **fields: Any) -> Callable[[Path], object]:
     return lambda model: (model / name).write_text(json.dumps(json.loads((model / name).read_text()) | fields))
 
 
-def without(name: str) -> Callable[[Path], object]:
-    return lambda model: (model / name).unlink()
-
-
 def shortened(model: Path) -> None:
     (model / WEIGHTS).write_bytes((model / WEIGHTS).read_bytes()[:-10])
 
 
-def holding(name: str, content: bytes) -> Callable[[Path], object]:
-    return lambda model: (model / name).write_bytes(content)
+DAMAGES: dict[str, Callable[..., object]] = {
+    "change": lambda model, name, fields: change(name, **fields)(model),
+    "holding": lambda model, name, text: (model / name).write_text(text),
+    "renamed": lambda model: (model / WEIGHTS).rename(model / "model-00001-of-00002.safetensors"),
+    "shortened": shortened,
+    "without": lambda model, name: (model / name).unlink(),
+}
 
 
-@pytest.mark.parametrize(
-    ("damage", "fact"),
-    [
-        (without(CONFIG), CONFIG),
-        (holding(INDEX, b"{}"), "lacks weight_map"),
-        (holding(INDEX, b'{"weight_map": {"a": ["x"]}}'), "lacks weight_map"),
-        (without("tokenizer.json"), "tokenizer.json"),
-        (change(TOKENIZER, chat_template=None), "prompt.chat_template"),
-        (without(WEIGHTS), r"\*\.safetensors"),
-        (shortened, "bytes, by its header"),
-        (holding(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\n"), "a safetensors file"),
-        (holding(INDEX, HALF), "model-00002-of-00002.safetensors"),
-        # one shard of two, without index
-        (lambda m: (m / WEIGHTS).rename(m / "model-00001-of-00002.safetensors"), "model.safetensors is missing"),
-        (change(CONFIG, architectures=["Qwen2ForCasualLM"]), "Qwen2ForCasualLM"),
-        (change(CONFIG, architectures=None), "architectures"),
-        (change(CONFIG, max_position_embeddings=128), "within 128 tokens"),
-        (holding(GENERATION, b'{"eos_token_id": [1, '), "cannot be read"),
-        (holding(GENERATION, b"[1]"), "no JSON object"),
-        *(
-            (holding(GENERATION, b'{"eos_token_id": %s}' % stop), "ends a sequence and is none")
-            for stop in (b'[1, "2"]', b"true", b"-1", b"[394]")
-        ),
-    ],
-)
-def test_a_model_that_cannot_be_right_is_refused_by_submit(damage: Any, fact: str, model: Path) -> None:
-    damage(model)
+@pytest.mark.parametrize(("damage", "fact"), tables("model_files")["damaged"])
+def test_a_model_that_cannot_be_right_is_refused_by_submit(damage: list[Any], fact: str, model: Path) -> None:
+    name, *given = damage
+    DAMAGES[name](model, *given)
     with pytest.raises(UserError, match=fact) as refused:
         submit(model)
     assert "model.path" in str(refused.value.where)
@@ -200,3 +177,24 @@ def test_heads_divide_over_the_gpus_of_a_server_and_over_the_ranks_of_a_sequence
         assert refused.expected == f"one of {', '.join(map(str, WIDTHS[field]))}"
         nearest = max(fitting for fitting in WIDTHS[field] if fitting <= width)
         assert str(refused.advice).partition(",")[0].endswith((f"{field} to {nearest}", f"{field}={nearest}"))
+
+
+# -- the tensors of a file of weights are found by its header, and no damaged file is taken
+
+
+def test_the_tensors_of_a_file_are_found_where_they_lie(tmp_path: Path) -> None:
+    tensors = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(5, dtype=np.float16)}
+    save_file(tensors, path := tmp_path / "model.safetensors", {"format": "pt"})
+    found = stored_tensors(path)
+    assert {t.name: (t.dtype, t.shape) for t in found} == {"a": ("F32", (2, 3)), "b": ("F16", (5,))}
+    content = path.read_bytes()
+    assert {t.name: content[t.start : t.start + t.size] for t in found} == {n: t.tobytes() for n, t in tensors.items()}
+    assert [width_of(t.dtype) * int(np.prod(t.shape)) for t in found] == [t.size for t in found]
+
+
+def test_a_file_that_is_none_or_gone_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"no weights")
+    for damaged in (path, tmp_path / "gone.safetensors"):
+        with pytest.raises(DamagedError):
+            stored_tensors(damaged)

@@ -11,13 +11,12 @@ from commands import recipe, refusal
 from run_of import run_of
 from warm_start import build_tokenizer
 
+from mrt_hpc import Mode, Prompter
 from mrt_hpc.inference.client import Completion
-from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.protocol import Request, SamplingSettings
 from mrt_hpc.inference.sampler import RolloutPlan, TraceCutter
 from mrt_hpc.inference.tokens import TokenBytes
 from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
-from mrt_hpc.modes.base import Mode
 from mrt_hpc.modes.budget_forcing import BudgetForcing
 from mrt_hpc.modes.extrapolation import Extrapolation
 from mrt_hpc.modes.revision import HistoryConditioned, Linearised

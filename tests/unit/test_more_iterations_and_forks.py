@@ -109,9 +109,7 @@ def test_more_iterations_need_a_checkpoint_and_go_on_at_the_site_of_the_run(tmp_
     assert {one.site for one in submissions(layout)} == {"mycluster"}
 
 
-def test_a_fork_has_its_own_copy_of_the_weights_and_says_where_it_comes_from(
-    layout: RunLayout, tmp_path: Path, slurm: Path
-) -> None:
+def test_a_fork_has_its_own_copy_of_the_weights_and_says_whence(layout: RunLayout, tmp_path: Path, slurm: Path) -> None:
     digest = verify(layout.weights_version(2)).digest
     typed("fork", layout.root, "--at", "2", "--set", "schedule.iterations=6", "--set", "name=half")
     new = RunLayout(tmp_path / "half")

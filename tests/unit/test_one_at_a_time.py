@@ -18,6 +18,7 @@ from basics import TRAINER
 from commands import refusal, typed
 from run_of import run_of, task_of
 
+from mrt_hpc import ExitCode, RunLayout, UserError
 from mrt_hpc.attempt import sole_attempt as holding
 from mrt_hpc.attempt.entry import run_task
 from mrt_hpc.attempt.ledger import LOCAL, LocalProcess, claim_run, local_process
@@ -26,9 +27,7 @@ from mrt_hpc.attempt.sole_attempt import sole_attempt
 from mrt_hpc.backends import queued_jobs
 from mrt_hpc.backends.slurm.after_srun import AttemptOutcome
 from mrt_hpc.backends.slurm.after_srun import main as after_srun
-from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.roles.task.context import Task
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import BEATS_A_LIMIT, NO_BEAT, Beat, Heart, read_beat
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 

@@ -56,9 +56,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the words of the commands stand for: weights versions of a run, and other evaluations of these."""
     place = tmp_path_factory.mktemp("paper")
     run = run_directory(place / "run")
-    beyond = evaluation_of(
-        place / "beyond", run, (0, 2), benchmark_of(2, 2, EXTRAPOLATION)[0], "evaluation.max_tokens=64"
-    )
+    extended = benchmark_of(2, 2, EXTRAPOLATION)[0]
+    beyond = evaluation_of(place / "beyond", run, (0, 2), extended, "evaluation.max_tokens=64")
     back = run_directory(place / "back", benchmark_of(2, 2, "{type: history_conditioned}")[0])
     rounds = run_directory(place / "rounds", benchmark_of(2, 2, "{type: linearised, rounds: 2}")[0])
     for layout, versions, samples in (

@@ -14,10 +14,8 @@ from run_of import run_of
 from tokenizers import AddedToken, processors
 from warm_start import build_tokenizer
 
-from mrt_hpc.algorithms.samples import SampleSource
+from mrt_hpc import Prompter, SampleSource, UserError
 from mrt_hpc.cli.plan import missing_inputs
-from mrt_hpc.errors import UserError
-from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.mrt.sft import Conversation, Message, Suffix
 from mrt_hpc.recipe.chat_template import StoredTemplate, check_stored, user
 from mrt_hpc.recipe.load import load_recipe

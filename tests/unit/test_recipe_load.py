@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 from basics import QUICKSTART, RECIPES, ROOT
 from commands import recipe, refusal
+from tables import tables
 
 import mrt_hpc
 from mrt_hpc.recipe.load import load_recipe, load_site, shorten_folder
 from mrt_hpc.recipe.lock import differences, keep_lock_values, lock_text, read_recipe_lock
 from mrt_hpc.recipe.source import read_source
+
+TABLES = tables("recipe_load")
 
 
 def test_every_site_profile_of_the_project_is_valid() -> None:
@@ -51,17 +54,7 @@ def test_the_lock_gives_back_the_recipe_and_a_fault_in_it_names_its_line_and_ver
     assert mrt_hpc.__version__ in str(refused.advice)
 
 
-@pytest.mark.parametrize(
-    ("prover", "section", "field", "value"),
-    [
-        ("look_ahead", "serving", "servers", None),
-        ("look_ahead", "training", "betas", [0.9, 0.999]),
-        ("look_ahead", "evaluation.benchmarks.0", "top_p", None),
-        ("look_ahead", "data.verifier", "ignore_case", False),
-        ("look_ahead", "prover", "likely_tokens", 20),
-        ("rao_blackwell", "prover", "box", "\\boxed{"),
-    ],
-)
+@pytest.mark.parametrize(("prover", "section", "field", "value"), TABLES["gone_fields"])
 def test_a_field_that_is_gone_does_not_end_a_run_in_which_it_decided_nothing(
     tmp_path: Path, prover: str, section: str, field: str, value: object
 ) -> None:
@@ -78,20 +71,7 @@ def test_a_field_that_is_gone_does_not_end_a_run_in_which_it_decided_nothing(
     assert f"{section}.{field}" in refusal(read_recipe_lock, path).message()
 
 
-@pytest.mark.parametrize(
-    ("name", "former", "now"),
-    [
-        ("grpo", {"divide_by_std": True}, {"baseline": "group", "normalise": "group_std"}),
-        ("length_penalty", {"divide_by_std": False}, {"baseline": "group", "normalise": "none"}),
-        (
-            "mrt_online",
-            {"divide_by_std": True, "normalise_progress": False},
-            {"baseline": "group", "normalise": "outcome_group_std"},
-        ),
-        ("mrt", {"divide_by_std": False, "baseline": "termination"}, {"baseline": "prefix", "normalise": "none"}),
-        ("mrt", {"divide_by_std": True, "baseline": "group"}, {"baseline": "group", "normalise": "outcome_group_std"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "former", "now"), TABLES["former_advantages"])
 def test_a_run_that_was_begun_with_divide_by_std_goes_on_with_the_same_advantages(
     tmp_path: Path, name: str, former: dict[str, object], now: dict[str, object]
 ) -> None:
@@ -179,9 +159,7 @@ def test_a_fault_has_the_place_where_it_stands(write: Callable[..., Path]) -> No
         assert str(refused.advice).endswith(file)
 
 
-def test_a_base_that_is_not_there_or_extends_the_recipe_is_refused_with_file_and_line(
-    write: Callable[..., Path],
-) -> None:
+def test_a_base_that_is_missing_or_extends_the_recipe_is_refused_with_file_and_line(write: Callable[..., Path]) -> None:
     write("", "other.yaml", "child.yaml")
     for extends in ("nowhere.yaml", "[a, b]", "''", "other.yaml", "child.yaml"):
         refused = refusal(load_recipe, write("name: a", extends=extends))
@@ -239,78 +217,7 @@ def test_budgets_of_regret_that_no_recipe_names_follow_the_limit_of_tokens() -> 
     assert refused.what.startswith("evaluation.regret_budgets")
 
 
-TWO_NODES = "resources.inference={nodes: 2, gpus: 4}"
-CURRICULUM = "schedule.length_curriculum=[{first_iteration: %d, max_tokens: 9}, {first_iteration: 2, max_tokens: %d}]"
-PLANNED = "prover={type: look_ahead, planner: by_openness, temperature: 1.0}"
-LIKELIHOOD = "evaluation.prover={type: gold_likelihood}"
-
-
-@pytest.mark.parametrize(
-    ("name", "field", "changes"),
-    [
-        ("grpo", "resources.inference.gpus", ("resources.inference.gpus=4", "serving.tensor_parallel=3")),
-        ("grpo", "resources.evaluation.gpus", ("resources.evaluation.gpus=1", "serving.tensor_parallel=2")),
-        ("grpo", "serving.tensor_parallel", (TWO_NODES, "serving.tensor_parallel=3")),
-        ("mrt_online", "resources.inference.nodes", (TWO_NODES, "prover.model=elsewhere")),
-        ("grpo", "prover", ("prover={type: forced_answer}",)),
-        ("mrt_online", "prover", ("prover=null",)),
-        ("backtracking", "prover.type", ("prover={type: forced_answer}",)),
-        ("mrt", "prover.type", ("prover.type=boxed_answer",)),
-        ("mrt", "prover.forced_text", ("prover.forced_text=Answer now",)),
-        ("mrt", "prover.model", ("prover.model=elsewhere",)),
-        ("mrt", "algorithm.normalise", ("algorithm.baseline=prefix", "algorithm.normalise=group_std")),
-        ("mrt", "algorithm.baseline", ("algorithm.baseline=prefix", "algorithm.alpha=2.0")),
-        ("mrt_online", "algorithm.budget_tokens", ("algorithm.credit=area",)),
-        ("mrt_online", "algorithm.budget_tokens", ("algorithm.budget_tokens=64",)),
-        ("mrt", "schedule.length_curriculum", ("schedule.length_curriculum=[{first_iteration: 0, max_tokens: 9}]",)),
-        ("mrt", "sampling.rollouts_per_problem", ("sampling.rollouts_per_problem=5",)),
-        ("mrt_next_episode", "prover.forced_text", ("prover.forced_text=Time is up.</think>",)),
-        ("mrt_next_episode", "prover.temperature", ("prover.temperature=0.5",)),
-        ("mrt_online_train_branches", "prover.type", ("prover.type=majority",)),
-        ("mrt_online_train_branches", "prover.model", ("prover.model=elsewhere",)),
-        ("mrt_online_train_branches", "prover.branches", ("prover.branches=1",)),
-        ("mrt_online_train_branches", "prover.temperature", ("prover.temperature=0.5",)),
-        ("mrt_online_train_branches", "prover.planner", (PLANNED,)),
-        ("mrt_star", "prover.type", ("prover={type: gold_likelihood}",)),
-        ("star", "algorithm.keep", ("algorithm.keep=9",)),
-        ("backtracking", "algorithm.backtrack_text", ("algorithm.backtrack_text=Back to {place}",)),
-        ("backtracking", "sampling.rollouts_per_problem", ("sampling.rollouts_per_problem=4",)),
-        ("sft_suffix", "data.type", ("data.form=conversations",)),
-        ("grpo", "data.type", ("data={type: conversations, path: c.jsonl}",)),
-        ("grpo", "sampling.problems_per_iteration", ("sampling.problems_per_iteration=null",)),
-        ("star", "schedule.max_staleness", ("schedule.max_staleness=1", "training.keep_weights=4")),
-        ("star", "training.loss", ("training.loss={type: cispo}",)),
-        ("star", "sampling.resample", ("sampling.resample=outcome",)),
-        ("mrt", "training.overlong", ("training.overlong=mask",)),
-        ("length_penalty", "training.overlong", ("training.overlong=penalise", "training.overlong_buffer=9")),
-        ("grpo", "training.overlong_buffer", ("training.overlong=penalise",)),
-        ("grpo", "training.overlong_buffer", ("training.overlong=penalise", "training.overlong_buffer=257")),
-        ("star", "training.aggregation", ("training.aggregation=constant",)),
-        ("length_curriculum", "schedule.length_curriculum", (CURRICULUM % (1, 20),)),
-        ("length_curriculum", "schedule.length_curriculum", (CURRICULUM % (0, 8),)),
-        ("length_curriculum", "schedule.length_curriculum", ("sampling.max_tokens=200",)),
-        ("length_curriculum", "schedule.length_curriculum", ("schedule.iterations=10",)),
-        ("grpo", "evaluation.prover.model", ("evaluation.prover={type: boxed_answer, model: elsewhere}",)),
-        ("grpo", "evaluation.regret_tokens", (LIKELIHOOD, "evaluation.regret_tokens=all")),
-        ("grpo", "evaluation.prover.type", ("evaluation.prover={type: majority}",)),
-        ("grpo", "resources.trainer.ranks", ("training.sequence_parallel=2", "resources.trainer.ranks=3")),
-        ("grpo", "training.batching", ("training.sequence_parallel=2", "resources.trainer.ranks=2")),
-        (
-            "grpo",
-            "training.loss",
-            (
-                "training.sequence_parallel=2",
-                "resources.trainer.ranks=2",
-                "training.batching=packed",
-                "training.loss={type: gspo_token}",
-            ),
-        ),
-        ("quickstart", "schedule.iterations_per_job", ("schedule.coupling=sequential",)),
-        ("quickstart", "resources.inference.tasks", ("resources.inference.tasks=1000",)),
-        ("quickstart", "sampling.rollouts_per_problem", ("sampling.rollouts_per_problem=1",)),
-        ("quickstart", "resources.trainer.ranks", ("resources.trainer={ranks: 5, ranks_per_node: 2}",)),
-    ],
-)
+@pytest.mark.parametrize(("name", "field", "changes"), TABLES["misfits"])
 def test_what_does_not_go_together(name: str, field: str, changes: tuple[str, ...]) -> None:
     refused = refusal(recipe, name if name == "quickstart" else f"small_world/{name}", *changes)
     assert refused.what.startswith(f"{field}: does not fit")

@@ -9,19 +9,18 @@ from commands import recipe, typed
 from run_of import forget_claims, run_of
 from samples import rollout, sampled
 
+from mrt_hpc import Recipe, RunLayout
 from mrt_hpc.analysis.measures import RunSummary, read_summary
 from mrt_hpc.analysis.number_formats import DASH
 from mrt_hpc.analysis.report.content import RunRecord
 from mrt_hpc.analysis.report.result_sections import results
 from mrt_hpc.analysis.rows import summarise_evaluation
 from mrt_hpc.evaluate.regrade import regrade_run
-from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.roles.evaluation_summary import summary_of
 from mrt_hpc.roles.regrading import Regrader
 from mrt_hpc.roles.stored_parts import grader_of
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.run.groups import commit_group, read_group
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.manifest import read_manifest
 from mrt_hpc.run.problems import read_problems, write_problems
 

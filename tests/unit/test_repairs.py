@@ -12,8 +12,8 @@ from run_of import publish_some, run_of
 from run_of import task_of as task_named
 from samples import sampled
 
+from mrt_hpc import ExitCode, Problem
 from mrt_hpc.algorithms.base import algorithm_of
-from mrt_hpc.errors import ExitCode
 from mrt_hpc.inference.server_start import refuse_stranger
 from mrt_hpc.plan.jobs import Role, read_plan
 from mrt_hpc.roles.evaluation import UnitEvaluation
@@ -26,7 +26,6 @@ from mrt_hpc.run.groups import commit_group
 from mrt_hpc.run.layout import COLLECTION, RunLayout, collection_of
 from mrt_hpc.run.manifest import DamagedError, read_manifest
 from mrt_hpc.run.quarantine import foreign_evaluations
-from mrt_hpc.run.records import Problem
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 
 MADE_UP: Any = None
@@ -68,9 +67,7 @@ def test_a_damaged_last_version_reopens_the_trainer_that_made_it(layout: RunLayo
     assert (path.exists(), states(layout, trainer.name)) == (False, [TaskState.FAILED])
 
 
-def test_a_version_published_again_while_the_damaged_one_was_read_stays(
-    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_published_again_during_the_look_stays(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_some(layout, 1)
 
     def slow(directory: Path, _: object) -> None:

@@ -295,9 +295,7 @@ def test_the_curves_of_the_page_are_those_of_the_analyses(run: RunLayout) -> Non
     assert found[1].votes[2].points == prefix_curve(samples, 4).points
 
 
-def test_what_cannot_be_read_is_named_and_a_page_that_cannot_be_written_loses_no_report(
-    run: RunLayout, tmp_path: Path
-) -> None:
+def test_what_cannot_be_read_is_named_and_an_unwritten_page_loses_no_report(run: RunLayout, tmp_path: Path) -> None:
     damaged = RunLayout(shutil.copytree(run.root, tmp_path / "damaged"))
     for path in (part_file(damaged.evaluation_shard(0, "aime24", 0), "values"), damaged.group_archive(1)):
         path.write_bytes(b"neither parquet nor archive")

@@ -1,41 +1,40 @@
-"""Rewards in [0, 1], texts that cannot be judged, and several rewards as one: from a verifier to advantages."""
+"""Rewards: in [0, 1], of texts that were cut or cannot be judged, and several as one, from a verifier to advantages."""
 
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from basics import RECIPES, ROOT
+from basics import ROOT
 from commands import refusal
-from graded import grade_all
+from graded import grade_all, own, recipe_beside
 from samples import branch_with, rollout_with, sampled
 
+from mrt_hpc import Branches, MonteCarlo, MrtOnline
 from mrt_hpc.algorithms.batch import batch_of
 from mrt_hpc.algorithms.grpo import Grpo
 from mrt_hpc.algorithms.learnt_batch import part_weights
 from mrt_hpc.algorithms.mrt import Mrt
-from mrt_hpc.algorithms.mrt_online import MrtOnline
-from mrt_hpc.domains.base import Verifier
 from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
-from mrt_hpc.domains.verifiers import verifier_of
+from mrt_hpc.domains.verifiers import MathVerifier
 from mrt_hpc.domains.weighted import WeightedVerifier
 from mrt_hpc.inference.client import Completion
+from mrt_hpc.inference.tokens import thought_and_answer
 from mrt_hpc.inference.traces import BoundaryPlan, PromptedGroup, SampledBranch, SampledTrace, Start, Valuation
 from mrt_hpc.mrt.rewards import is_right, normalised_rewards, weighted_sum
-from mrt_hpc.provers.branches import Branches
 from mrt_hpc.provers.history import AnswerHistory
 from mrt_hpc.provers.prover_session import ProverSession
-from mrt_hpc.provers.sampled_answers import MonteCarlo
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.roles.sampling.grading import TraceGrader
 from mrt_hpc.roles.training.metrics import rollout_measures
 from mrt_hpc.run.groups import Group, Sampled, commit_group, part_file, read_group
 from mrt_hpc.run.parquet import read_columns
-from mrt_hpc.run.records import FinishReason, PrefixValue, Problem, Rollout
+from mrt_hpc.run.records import FinishReason, Gold, PrefixValue, Problem, Rollout
 from mrt_hpc.submit.create import try_own_verifiers
 
-EXAMPLE = ROOT / "tests" / "examples" / "my_verifier.py"
+EXAMPLE, BOXED = ROOT / "tests" / "examples" / "my_verifier.py", "prover.type=boxed_answer"
 OF_THE_USER = """
 import numpy
 REPLIES = {"half": 0.5, "third": numpy.float32(0.25), "yes": numpy.bool_(True), "unknown": None, "one": 1, "above": 1.5,
@@ -49,15 +48,8 @@ def long_enough(answer, gold, problem, trace):
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rewards")
-    (folder / "own_rewards.py").write_text(EXAMPLE.read_text() + OF_THE_USER)
-    (folder / "mine.yaml").write_text(f"extends: {RECIPES / 'small_world' / 'mrt_online.yaml'}\nname: mine\n")
-    return folder / "mine.yaml"
-
-
-def own(recipe: Path, named: str) -> Verifier:
-    loaded = load_recipe(recipe, (f"data.verifier={named}", "prover.type=boxed_answer"))
-    return verifier_of(loaded.problems, loaded.grading)
+    code = EXAMPLE.read_text() + OF_THE_USER
+    return recipe_beside(tmp_path_factory.mktemp("rewards"), "own_rewards", code, "mrt_online")
 
 
 def test_two_ways_of_comparing_several_rewards() -> None:
@@ -156,7 +148,7 @@ def names_in(path: Path) -> list[str]:
 def test_a_function_returns_a_number_or_nothing_and_all_else_is_refused(recipe: Path) -> None:
     expected = {"half": 0.5, "third": 0.25, "yes": 1.0, "one": 1.0, "g": 1.0, "no": 0.0}
     wrong = ("above", "below", "nan", "word", "list")
-    with GraderPool(own(recipe, "own_rewards:grades"), processes=1) as pool:
+    with GraderPool(own(recipe, "own_rewards:grades", BOXED), processes=1) as pool:
         answers = (*expected, "unknown", *wrong)
         verdicts = dict(zip(answers, grade_all(pool, [(a, "g") for a in answers]), strict=True))
         (best, lost) = grade_all(pool, [("half", ("g", "half")), ("unknown", ("g", "h"))])
@@ -170,7 +162,7 @@ def test_a_function_returns_a_number_or_nothing_and_all_else_is_refused(recipe: 
 def test_what_is_no_verdict_on_sample_answers_is_refused_before_a_run_is_made(recipe: Path) -> None:
     module = recipe.with_name("own_rewards_refused.py")
     module.write_text("def silent(answer, gold, trace):\n    return 2 if answer is None else answer == gold\n")
-    wrong, right = (load_recipe(recipe, (f"data.verifier={name}", "prover.type=boxed_answer"))
+    wrong, right = (load_recipe(recipe, (f"data.verifier={name}", BOXED))
                     for name in ("own_rewards_refused:silent", "own_rewards:long_enough"))  # fmt: skip
     told = refusal(lambda: try_own_verifiers(wrong, here=True, warn=pytest.fail))
     assert "returned 2" in str(told.where) and "None, gold answer" in str(told.value)
@@ -183,17 +175,13 @@ GDPO = f"{WEIGHTED}, combine: normalise_then_sum}}"
 
 
 def test_a_weighted_sum_keeps_its_parts(recipe: Path) -> None:
-    verifier = own(recipe, WEIGHTED + "}")
+    verifier = own(recipe, WEIGHTED + "}", BOXED)
     assert isinstance(verifier, WeightedVerifier) and verifier.sees_trace
     texts = [("What is it?", "x" * 40), ("What is it?", "x" * 200), ("What is it?", "unjudged"), ("Other", "x")]
     with GraderPool(verifier, processes=1) as pool:
         graded = asyncio.run(pool.grade([("7", "7"), (None, "7"), ("7", "7"), ("8", "7")], texts))
-    assert [(v.reward, v.parts) for v in graded] == [
-        (0.85, (1.0, 0.4)),
-        (0.25, (0.0, 1.0)),
-        (0.0, ()),
-        (0.0, (0.0, 0.0)),
-    ]
+    assert [v.reward for v in graded] == [0.85, 0.25, 0.0, 0.0]
+    assert [v.parts for v in graded] == [(1.0, 0.4), (0.0, 1.0), (), (0.0, 0.0)]
     assert [v.judged for v in graded] == [True, True, False, True]
 
 
@@ -201,7 +189,7 @@ def test_a_weighted_sum_keeps_its_parts(recipe: Path) -> None:
     ("changes", "told"),
     [
         (["data.verifier=own_rewards:long_enough"], "look_ahead has answers without a trace judged"),
-        ([f"data.verifier={GDPO}", "prover.type=boxed_answer"], "sum_then_normalise"),
+        ([f"data.verifier={GDPO}", BOXED], "sum_then_normalise"),
         (["data.verifier={type: weighted, parts: [{verifier: math, weight: 0.9}, {verifier: exact, weight: 0.2}]}"],
          "sum to 1, and not to 1.1"),
         (["data.verifier={type: weighted, parts: [{verifier: math, weight: 1.0}]}"], "data.verifier.parts"),
@@ -227,10 +215,8 @@ def trace_with(*branches: str) -> SampledTrace:
     drawn = [SampledBranch(j, n, text, completion) for j in (0, 1) for n, text in enumerate(branches)]
     plans = [BoundaryPlan(j, len(branches), 0.0) for j in (0, 1)]
     text = "I think." + "." * 20 + "</think>\\boxed{7}"
-    prompted = PromptedGroup(Problem("p", "What is it?", "7"), [1], (start,))
-    return SampledTrace(
-        0, prompted, start, 0, text, "\\boxed{7}", [0, 1], completion, valuation=Valuation(plans, drawn)
-    )
+    prompted, valuation = PromptedGroup(Problem("p", "What is it?", "7"), [1], (start,)), Valuation(plans, drawn)
+    return SampledTrace(0, prompted, start, 0, text, "\\boxed{7}", [0, 1], completion, valuation=valuation)
 
 
 def test_a_verifier_sees_the_whole_trace_also_of_a_branch(recipe: Path) -> None:
@@ -243,7 +229,7 @@ def test_a_verifier_sees_the_whole_trace_also_of_a_branch(recipe: Path) -> None:
     )
 
     def graded(*branches: str) -> Sampled:
-        with GraderPool(own(recipe, "own_rewards:long_enough"), processes=1) as pool:
+        with GraderPool(own(recipe, "own_rewards:long_enough", BOXED), processes=1) as pool:
             grader = TraceGrader(pool, "</think>", asking)
             first = asyncio.run(grader.grade(trace_with(*branches)))
             again = asyncio.run(grader.regrade(first, Problem("p", "What is it?", "7")))
@@ -259,3 +245,56 @@ def test_a_verifier_sees_the_whole_trace_also_of_a_branch(recipe: Path) -> None:
     nothing = graded("\\boxed{unjudged}")
     assert not nothing.rollouts[0].judged and [v.value for v in nothing.values] == [0.0, 0.0]
     assert batch_of([group(*nothing.rollouts, branches=[*nothing.branches])]).rollouts == []
+
+
+# -- one rule for what the token limit cut
+
+
+CLOSED, OPEN, THINKING = "so</think>\\boxed{7} as", "so</think>\\boxed{7}, no, \\boxed{8", "so \\boxed{7}"
+
+
+def trace(text: str, thought_end: str, *, cut: bool, forced: int = 0, gold: Gold = "7") -> SampledTrace:
+    start = Start([1], 1, None, forced=forced)  # type: ignore[arg-type]  # nothing is sampled
+    group = PromptedGroup(Problem("p", "What is it?", gold), [1], (start,))
+    reason = FinishReason.LENGTH if cut else FinishReason.STOP
+    completion = Completion(0, 0, 0, [5], [-0.5], reason, 0, 1, 0, [], 0.0, 0.0)
+    _, answer = thought_and_answer(text.encode(), thought_end.encode())
+    answer_text = text if answer is None else answer.decode()
+    return SampledTrace(0, group, start, 0, text, answer_text, [0], completion)
+
+
+def graded(
+    text: str, thought_end: str, *, cut: bool, thinks: bool = True, **of_trace: Any
+) -> list[tuple[str | None, float]]:
+    """Answer and reward of a trace and of a branch with this text, by a pool without processes: whole numbers need
+    none.
+    """
+    prover = MonteCarlo(Branches(None), 1)  # type: ignore[arg-type]  # nothing is asked
+    asking = ProverSession(prover, AnswerHistory(8), thinks, lambda *_: "")
+    whole = trace(text, thought_end, cut=cut, **of_trace)
+    branch = SampledBranch(boundary=0, branch=0, text=text, completion=whole.completion)
+    valued = replace(whole, valuation=Valuation(branches=[branch]))
+    found = asyncio.run(TraceGrader(GraderPool(MathVerifier()), thought_end, asking).grade(valued))
+    return [(one.answer, one.reward) for one in (found.rollouts[0], found.branches[0])]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize(
+    ("text", "whole", "limited"),
+    [(CLOSED, ("7", 1.0), ("7", 1.0)), (OPEN, ("7", 1.0), (None, 0.0)), (THINKING, (None, 0.0), (None, 0.0))],
+)
+@pytest.mark.parametrize("forced", [0, 3])
+def test_a_trace_and_a_branch_that_thinks_count_by_their_closed_box(
+    text: str, whole: tuple[str | None, float], limited: tuple[str | None, float], cut: bool, forced: int
+) -> None:
+    assert graded(text, "</think>", cut=cut, forced=forced) == [limited if cut else whole] * 2
+
+
+def test_forced_answers_texts_without_tags_and_several_gold_answers_follow_the_same_rule() -> None:
+    for text, reward in (("\\boxed{7} as", 1.0), ("\\boxed{7}, \\boxed{8", 0.0), ("\\boxed{7", 0.0)):
+        found = graded(text, "", cut=True, thinks=False, forced=3)
+        assert [one for _, one in found] == [reward] * 2, text
+    for cut, reward in ((False, 1.0), (True, 0.0)):
+        assert [found for _, found in graded(THINKING, "", cut=cut)] == [reward] * 2
+    for gold, reward in ((("8", "7"), 1.0), (("8", "9"), 0.0)):
+        assert graded(CLOSED, "</think>", cut=False, gold=gold) == [("7", reward)] * 2

@@ -15,77 +15,15 @@ import typing_user
 from hostile import HUB_DATA, HUB_MODEL, HUB_PIPED, MODULE, PRIVATE, Box, lay_out, rows
 from hub_server import Repository, serving
 from other_users import FIRST, ROOT_ONLY, SECOND, as_user, shared_folder
+from tables import tables
 
 from mrt_hpc.backends.user_settings import VARIABLE
 from mrt_hpc.cli.main import main
 from mrt_hpc.cli.options import RunName
 
-ROWS = "OWN.rows.jsonl"
-ANALYSES = ("regret", "scaling", "votes", "attempts", "progress", "efficiency", "extrapolate")
-LINES = {
-    "plan": ["RUN", "RUN --site OWN", "THEIRS/recipe.yaml", "quickstart"],
-    "submit": ["RUN --site OWN", "THEIRS/recipe.yaml", "quickstart --run NEW"],
-    "resume": ["RUN --site OWN", "quickstart --run NEW"],
-    "eval": ["RUN@0 --suite small_world --run NEW", "THEIRS/model --suite small_world --run NEW",
-             "THEIRS/piped_model --suite small_world --run NEW", f"hub:{HUB_PIPED} --suite small_world --run NEW",
-             "RUN@0 --suite small_world --plan"],
-    "regrade": ["RUN --site local", "RUN"],
-    "compare": ["--arm a=RUN@0 --arm b=MINE@0", "RUN@0 RUN@1"],
-    "fields": [""],
-    **{f"analyze {name}": ["RUN@0 --out out", "RUN@0", "RUN@0 --suite small_world"] for name in ANALYSES},
-    "analyze gradients": ["RUN@0 --out out", "RUN@0"],
-    "cancel": ["RUN"],
-    "check": [f"{MODULE}:Mine --run RUN"],
-    "clean": ["RUN --yes --what logs", "RUN --yes --what checkpoints", "RUN --yes"],
-    "container build": ["cpu image.sif"],
-    "container check": ["THEIRS/image.sif", ""],
-    "container shell": ["THEIRS/image.sif", ""],
-    "cost": ["RUN"],
-    "data prepare": [f"hub:{HUB_DATA} THEIRS/open/rows.jsonl --force",
-                     "THEIRS/rows.jsonl made.jsonl --force", "THEIRS/data made.jsonl --force",
-                     "THEIRS/pipe.jsonl made.jsonl --force", f"hub:{HUB_DATA} made.jsonl --force",
-                     f"{ROWS} THEIRS/open/rows.jsonl --force"],
-    "data check": ["THEIRS/rows.jsonl", "THEIRS/pipe.jsonl", f"{ROWS} --verifier {MODULE}:Mine", ROWS],
-    "data fetch": [f"hub:{HUB_DATA} fetched.jsonl --force"],
-    "doctor": ["--site local", "--recipe quickstart"],
-    "explain": ["RUN"],
-    "fork": ["RUN --at 0 --run NEW", "RUN --at 0 --run NEW --site OWN"],
-    "init": ["own --yes --output made.yaml --force"],
-    "judge": ["1 1"],
-    "logs": ["RUN", "RUN trainer"],
-    "model fetch": [HUB_MODEL],
-    "recipes list": [""],
-    "recipes copy": ["THEIRS/recipe.yaml copied.yaml --force", "quickstart THEIRS/open/copied.yaml --force"],
-    "report": ["RUN", "RUN --page page.html"],
-    "runs": ["THEIRS", "RUN"],
-    "status": ["RUN"],
-    "sync": ["RUN"],
-    "traces": ["RUN", "RUN --evaluation 0"],
-}  # fmt: skip
-"""The lines of each command. RUN is each run of the second user, THEIRS the folder of this one, OWN a site profile of
-the first, and NEW a place where nothing is. Options that take something of the second user are added to the last line,
-with a run of the first. That line, and those without a run, are typed once more in the folder of the second.
-"""
-OPTIONS: dict[str, list[str]] = {
-    "site": ["THEIRS/slurm/sites/classes.yaml", "THEIRS/slurm/sites/lines.yaml"],
-    "overrides": ["model={type: hugging_face, path: THEIRS/model}",
-                  "model={type: hugging_face, path: THEIRS/piped_model}",
-                  f"model={{type: hugging_face, path: 'hub:{HUB_PIPED}'}}",
-                  "data={type: jsonl, path: THEIRS/rows.jsonl}"],
-    "data": ["THEIRS/data"],
-    "run": ["THEIRS/run", "THEIRS/open/NEW"],
-    "results": ["THEIRS/open"],
-    "suite": ["THEIRS/suite.yaml"],
-    "recipe": ["THEIRS/run", "THEIRS/recipe.yaml"],
-    "recipe_name": ["THEIRS/recipe.yaml"],
-    "arms": ["a=THEIRS/run,THEIRS/plain"],
-    "out": ["THEIRS/open"], "markdown": ["THEIRS/open"],
-    "csv": ["THEIRS/open/numbers.csv"], "csv_file": ["THEIRS/open/numbers.csv"], "page": ["THEIRS/open/page.html"],
-    "output": ["THEIRS/open/site.yaml"],
-    "against": ["THEIRS/rows.jsonl"],
-    "cache": ["THEIRS/hub_home/hub"],
-}  # fmt: skip
-"""What is typed for each option that takes a path, or a name of something that may be another user's."""
+TABLES = tables("second_user")
+LINES: dict[str, list[str]] = TABLES["lines"]
+OPTIONS: dict[str, list[str]] = TABLES["options"]
 NUMBERS = count()
 EXCHANGES = """
 import os, sys, time
@@ -132,7 +70,8 @@ def lines_of(box: Box, name: str, command: click.Command) -> Iterator[Line]:
     last, options = LINES[name][-1], [*filter(takes_from_others, command.params)]
 
     def line(text: str, run: Path = box.mine, folder: Path = box.work, *more: str) -> Line:
-        filled = {"RUN": run, "THEIRS": box.theirs, "OWN": box.site, "MINE": box.mine, "NEW": f"new/{next(NUMBERS)}"}
+        places = {"RUN": run, "THEIRS": box.theirs, "OWN": box.site, "MINE": box.mine, "NEW": f"new/{next(NUMBERS)}"}
+        filled = {**places, "CODE": MODULE, "HUB_DATA": HUB_DATA, "HUB_MODEL": HUB_MODEL, "HUB_PIPED": HUB_PIPED}
         words = (*name.split(), *shlex.split(text), *more)
         return folder, tuple(re.sub("|".join(filled), lambda key: str(filled[key[0]]), word) for word in words)
 

@@ -10,13 +10,12 @@ import pytest
 from commands import recipe
 from samples import branch_with, rollout_with
 
+from mrt_hpc import Batch, UserError
 from mrt_hpc.algorithms.backtracking import Backtracking
-from mrt_hpc.algorithms.batch import Batch
 from mrt_hpc.algorithms.grpo import Grpo
 from mrt_hpc.algorithms.learnt_batch import treat_overlong
 from mrt_hpc.algorithms.length_penalty import LengthPenalty
 from mrt_hpc.algorithms.mrt_online import branch_sequences
-from mrt_hpc.errors import UserError
 from mrt_hpc.mrt import backtracking
 from mrt_hpc.mrt.backtracking import Attempt, StepContinuation, Variant, best_boundary, first_loss, revise
 from mrt_hpc.mrt.grpo import Baseline, outcome_advantages

@@ -24,10 +24,8 @@ from mrt_hpc.inference.protocol import RequestBatch, ServedSample, not_finite, r
 from mrt_hpc.inference.server_control import ServerControl
 from mrt_hpc.recipe.sections import WeightSwap
 
-REQUESTS = [
-    Request([1, 2, 3], [10, 11], SamplingSettings(max_tokens=4)),
-    Request([4], [12], SamplingSettings(max_tokens=4)),
-]
+FOUR = SamplingSettings(max_tokens=4)
+REQUESTS = [Request([1, 2, 3], [10, 11], FOUR), Request([4], [12], FOUR)]
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +89,7 @@ def load(server: ServerControl, swap: WeightSwap = WeightSwap.DRAIN) -> dict[str
     return server.load(Path("w"), 1, 1.0, 1.0, swap=swap)
 
 
-def test_only_what_was_done_counts_as_done_and_a_server_of_another_kind_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_what_was_done_counts_as_done_and_another_kind_of_server_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for body in ODD:
         server = answering(monkeypatch, content=body)
         assert "no vLLM server" in refusal(server.reset_prefix_cache).what, body

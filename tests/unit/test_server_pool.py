@@ -93,9 +93,7 @@ def test_a_load_that_fails_on_one_server_is_told_when_all_have_ended_theirs(tmp_
         assert other.version == 4
 
 
-def test_a_signal_during_a_load_ends_the_servers_and_with_them_the_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_during_a_load_ends_the_servers_and_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, slow = threading.Event(), ScriptedServer()
 
     def told(*_: object) -> None:

@@ -1,7 +1,6 @@
 """The example of a verifier that asks a service, and what is refused where a verifier cannot judge on a machine."""
 
 import json
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +10,11 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from basics import RECIPES, ROOT
+from basics import ROOT
 from commands import recipe, refusal
-from graded import grade_all
+from graded import grade_all, recipe_beside
 
+from mrt_hpc import ExitCode, Recipe, UserError
 from mrt_hpc.backends.local.site import LocalSite
 from mrt_hpc.backends.slurm.site import SlurmSite
 from mrt_hpc.cluster.doctor import local_checks, node_half, on_node
@@ -23,10 +23,8 @@ from mrt_hpc.cluster.doctor.node_half import NodeOrder
 from mrt_hpc.cluster.doctor.situation import Situation
 from mrt_hpc.domains.grader_queue import GraderPool
 from mrt_hpc.domains.verifiers import verifier_of
-from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import compile_plan
 from mrt_hpc.recipe.load import load_recipe
-from mrt_hpc.recipe.schema import Recipe
 from mrt_hpc.run.atomic import write_json
 from mrt_hpc.run.typed_file import decode_typed
 from mrt_hpc.submit.submission import objections_to, refuse_objections
@@ -64,10 +62,8 @@ def service() -> Iterator[HTTPServer]:
 
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("beside")
-    shutil.copy(ROOT / "tests" / "examples" / "my_service.py", folder / "of_a_service.py")
-    (folder / "mine.yaml").write_text(f"extends: {RECIPES / 'small_world' / 'grpo.yaml'}\nname: mine\n")
-    return folder / "mine.yaml"
+    code = (ROOT / "tests" / "examples" / "my_service.py").read_text()
+    return recipe_beside(tmp_path_factory.mktemp("beside"), "of_a_service", code)
 
 
 def asking(beside: Path, server: HTTPServer) -> Recipe:
@@ -82,7 +78,7 @@ def lost(beside: Path) -> Recipe:
         return asking(beside, server)
 
 
-def test_the_service_says_what_is_right_and_any_other_reply_is_an_error(
+def test_the_service_says_what_is_right_and_other_replies_are_errors(
     beside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # that of downloads, which does not reach the service

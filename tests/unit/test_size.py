@@ -1,5 +1,6 @@
 """The brake: the size of each room, names that stand for two things, files that are too short or too long or hold two
-concepts, and circles of imports. ``python tests/unit/test_size.py`` prints the tables below as the package is now.
+concepts, and circles of imports. ``python tests/unit/test_size.py`` prints the tables of ``tests/cases/size.yaml``
+as the package is now.
 
 A room is a folder or a module at the top of ``mrt_hpc``. Lines of code are lines without blanks, comments and
 docstrings. A commit that raises a number, or adds to a list, writes the reason beside it.
@@ -15,68 +16,16 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
+from ruamel.yaml import YAML
+
 PACKAGE = Path(__file__).parents[2] / "mrt_hpc"
 
 
-# -- the tables: paste here what a failure or ``python tests/unit/test_size.py`` prints -------------------------------
-
-ROOMS: dict[str, int] = {
-    "algorithms": 880,  # samples and starts are those of algorithms; credits, baselines, earlier names; estimators
-    "analysis": 4860,  # the tables of a run for programs, and what compare names, are here; signals of estimators
-    "api": 220,  # the public face
-    "attempt": 1400,  # what an end counts is here and not in `run`; one function for all ends, and what is typed then
-    "backends": 3000,  # imports of files that were cut by concept
-    "cli": 3360,  # analyze gradients; a credit in worlds that are known
-    "cluster": 2240,  # imports of files that were cut by concept
-    "datasets": 1020,  # gold answers that nothing reaches, and pictures that are missing, are found
-    "domains": 1940,  # rewards in [0, 1], traces for verifiers, several rewards as one
-    "errors": 100,  # the texts and commands that a user is shown have their types here
-    "evaluate": 460,
-    "hub": 140,  # what a hub answers is no path; a cache that others can change is not written to
-    "images": 200,
-    "inference": 2200,  # imports of files that were cut by concept
-    "modes": 400,
-    "mrt": 760,  # credits, and the tokens that end an episode; signal and noise of gradients
-    "plan": 1280,  # hours of nodes that are given whole, the tasks that fill them, and shapes in place of 45 recipes
-    "provers": 700,  # branches that traces share
-    "recipe": 3140,  # a fifth kind of classes, losses, and the divisor of a loss
-    "roles": 4260,  # imports of files that were cut by concept; estimators measured on the groups of an iteration
-    "run": 2940,  # columns of records are read as tables; a program has its own umask again after it submits
-    "submit": 1060,  # sample answers for own verifiers
-    "testing": 640,  # what a run takes for granted of own classes; losses too; a credit in worlds that are known
-    "training": 2520,  # five losses and what a loss is given, in a file of their own; gradients of groups
-    "view": 1280,  # logs that are pipes; early ends, hearts that stand still, room on the disk
-}
-SHORT: dict[str, str] = {
-    "__main__.py": "python -m mrt_hpc",
-    "attempt/placement.py": "which rank of which attempt a process is",
-    "attempt/signals.py": "what a task does when Slurm wants its nodes back",
-    "backends/local/site.py": "each back end has a site",
-    "domains/domain.py": "what other rooms ask a domain, so that they name none",
-    "inference/ray_node_main.py": "the main module of a process",
-    "recipe/choices.py": "imported without the classes of the registry",
-    "run/seeds.py": "where every seed comes from",
-    "run/wandb_runs.py": "status reads it without the libraries of the upload",
-    "training/accelerator.py": "the one place that imports DeepSpeed",
-}
-"""Files with fewer than 40 lines of code, each with the reason why it is a file."""
-STARTED: dict[str, str] = {
-    "__main__": "python -m mrt_hpc",
-    "attempt.colocated": "the role of a job",
-    "inference.seeded_noise": "vLLM",
-    "inference.vllm_extension": "vLLM",
-    "inference.vllm_middleware": "vLLM",
-    "roles.evaluation": "the role of a job",
-    "roles.inference": "the role of a job",
-    "roles.prepare": "the role of a job",
-}
-"""Modules that no other imports, each with what names it."""
-ONE_CONCEPT: dict[str, str] = {
-    "recipe/kinds.py": "the five kinds of classes that a recipe names, which a reader compares"
-}
-"""Files whose parts share no name and are one concept, each with the reason; three at most."""
-
-# ---------------------------------------------------------------------------------------------------------------------
+TABLES = YAML(typ="safe", pure=True).load(Path(__file__).parents[1] / "cases" / "size.yaml")
+ROOMS: dict[str, int] = TABLES["rooms"]
+SHORT: dict[str, str] = TABLES["short"]
+STARTED: dict[str, str] = TABLES["started"]
+ONE_CONCEPT: dict[str, str] = TABLES["one_concept"]
 
 LEAST, MOST, STEP = 40, 450, 20
 ONE_FILE_EACH = {"algorithms", "modes", "mrt", "provers"}
@@ -105,7 +54,7 @@ PARTICIPLES = re.compile(
 )
 QUESTION = (
     "Ask before you go on: which concept is this, where does it live, and what can go? If it has to grow, put the line "
-    "below into tests/unit/test_size.py, with the reason beside it:"
+    "below into tests/cases/size.yaml, with the reason beside it:"
 )
 
 
@@ -152,7 +101,7 @@ def rooms() -> dict[str, int]:
 
 def row(room: str, lines: int) -> str:
     """The line of a room in the table."""
-    return f'    "{room}": {-(-lines // STEP) * STEP},'
+    return f"  {room}: {-(-lines // STEP) * STEP}"
 
 
 class Part(NamedTuple):
@@ -291,7 +240,7 @@ def test_no_room_grows_unnoticed() -> None:
         if lines > ROOMS.get(room, 0)
     ]
     assert grown == [], f"{QUESTION}\n" + "\n".join(grown)
-    assert ROOMS.keys() - rooms().keys() == set(), "take these out of ROOMS"
+    assert ROOMS.keys() - rooms().keys() == set(), "take these out of `rooms`"
 
 
 def functions() -> list[str]:
@@ -341,7 +290,7 @@ def test_no_file_is_too_short() -> None:
     short = short_files()
     new = {name: lines for name, lines in short.items() if name not in SHORT}
     assert new == {}, f"fewer than {LEAST} lines are no concept: where would a reader look for this?"
-    assert SHORT.keys() - short.keys() == set(), "these are long enough now, or gone: take them out of SHORT"
+    assert SHORT.keys() - short.keys() == set(), "these are long enough now, or gone: take them out of `short`"
 
 
 def test_no_file_is_too_long() -> None:
@@ -382,8 +331,8 @@ def test_a_circle_would_be_found() -> None:
 def tables() -> str:
     """The tables at the top as the package is now. A reason that is not there yet is empty."""
     printed = [
-        *("ROOMS: dict[str, int] = {", *(row(room, lines) for room, lines in rooms().items()), "}"),
-        *("SHORT: dict[str, str] = {", *(f'    "{name}": "{SHORT.get(name, "")}",' for name in short_files()), "}"),
+        *("rooms:", *(row(room, lines) for room, lines in rooms().items())),
+        *("short:", *(f"  {name}: {SHORT.get(name, '')}" for name in short_files())),
     ]
     sizes = sorted(code_lines(path) for path in paths() if path.stem != "__init__")
     median, longest = sizes[len(sizes) // 2], sizes[-1]

@@ -8,8 +8,8 @@ import pytest
 from basics import executable, look_first_in
 from ruamel.yaml import YAML
 from slurm_texts import USER, RecordedSlurm, squeue_prints
+from tables import tables
 
-from mrt_hpc.backends.backend import Hold
 from mrt_hpc.backends.slurm import survey
 from mrt_hpc.backends.slurm.commands import run_slurm
 from mrt_hpc.backends.slurm.queue import queue_states
@@ -21,6 +21,7 @@ from mrt_hpc.cluster.job_rules import preemption, refusals
 from mrt_hpc.errors import UserError
 
 CORPUS: dict[str, list[dict[str, Any]]] = YAML(typ="safe").load(Path(__file__).parent / "slurm_texts" / "answers.yaml")
+TABLES = tables("slurm_answers")
 CASES = [pytest.param(kind, case, id=f"{kind}: {case['source']}") for kind, cases in CORPUS.items() for case in cases]
 BEGIN, BETWEEN, END = (
     squeue_format("begin", "end").removeprefix("--format=").replace("begin", "\0").replace("end", "\0").split("\0")
@@ -90,27 +91,10 @@ def test_what_is_missing_or_refuses_leaves_the_rest() -> None:
     assert set(found.problems.values()) == {"sinfo was not found", "sacctmgr refused: Access denied"}
 
 
-# As sinfo prints %G on public clusters: (whole GPUs by type, types of parts of GPUs).
-GRES: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
-    "(null)": ({}, ()),
-    "gpu": ({"": 1}, ()),
-    "gpu:8(S:0-3)": ({"": 8}, ()),
-    "gpu:2080ti": ({"2080ti": 1}, ()),
-    "gpu:a100:2(S:0,1),gpu:v100:1,nvme:1": ({"a100": 2, "v100": 1}, ()),
-    "gpu:tesla:2(S:0),gpu:tesla:2(S:1)": ({"tesla": 4}, ()),
-    "gpu:a100:no_consume:4": ({"a100": 4}, ()),
-    "gpu:tesla:4K": ({"tesla": 4096}, ()),
-    "gpu:1g.10gb:4(S:0),gpu:3g.40gb:1(S:1)": ({}, ("1g.10gb", "3g.40gb")),
-    "gpu:a100-1g5gb:7": ({}, ("a100-1g5gb",)),
-    "gpu:nvidia_a100_80gb_pcie_2g.20gb+me:1": ({}, ("nvidia_a100_80gb_pcie_2g.20gb+me",)),
-    "gpu:a100_mig:7,gpu:a100:4": ({"a100": 4}, ("a100_mig",)),
-}
-
-
 def test_gpus_of_a_node_and_times() -> None:
-    for gres, gpus in GRES.items():
+    for gres, gpus in TABLES["gres"].items():
         (kind,) = parse_nodes(f"gpu|{gres}|3|64+|512000+")["gpu"]
-        assert (kind.gpus, kind.slices) == gpus, gres
+        assert [kind.gpus, [*kind.slices]] == gpus, gres
         assert (kind.count, kind.cpus, kind.memory_mib) == (3, 64, 512000), gres
     assert [seconds_of(text) for text in ("00:00:15", "1-00:00:01", "-1", "")] == [15, 86401, 0, 0]
 
@@ -143,29 +127,13 @@ def test_what_a_preemption_does() -> None:
     assert done and (done.mode, done.notice_s) == ("CANCEL", 30)
 
 
-DOWN = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
-READ = {
-    "ReqNodeNotAvail, UnavailableNodes:node[1-3]": (Hold.RESOURCES, "a node that it needs", "sinfo -R"),
-    "(ReqNodeNotAvail)": (Hold.RESOURCES, "a node that it needs", "sinfo -R"),
-    DOWN: (Hold.RESOURCES, "nodes that it needs", "sinfo -R"),
-    "DependencyNeverSatisfied": (Hold.NEVER, "can never start", "mrt-hpc cancel {run}"),
-    "job_requeued_in_held_state": (Hold.USER, "queued again and held", "scontrol release {id}"),
-    "QOSMaxGRESPerUser": (Hold.RESOURCES, "your jobs have reached the QOS's limit on GPUs", "sacctmgr"),
-    "QOSGrpNodeLimit": (Hold.RESOURCES, "all jobs of the QOS have reached the QOS's limit on nodes", "sacctmgr"),
-    "AssocGrpGRES": (Hold.RESOURCES, "all jobs of the account have reached the account's limit on GPUs", "sacctmgr"),
-    "AssocGrpCPUMinutesLimit": (Hold.RESOURCES, "limit on core minutes", "when the period ends"),
-    "QOSMaxCpuPerAccountLimit": (Hold.RESOURCES, "the jobs of your account", "sacctmgr"),
-    "QOSMaxWallDurationPerJobLimit": (Hold.NEVER, "more running time than its QOS", "mrt-hpc cancel {run}"),
-    "QOSMinGRES": (Hold.NEVER, "fewer GPUs than its QOS", "mrt-hpc cancel {run}"),
-}
-
-
 def test_a_reason_has_a_meaning_and_a_command_that_can_be_typed() -> None:
-    for reason in (*READ, *_REASONS):
+    read = TABLES["reasons"]
+    for reason in (*read, *_REASONS):
         found = meaning(reason)
         assert found is not None, reason
-        hold, words, command = READ.get(reason, (found.hold, "", ""))
-        assert (found.hold, command in found.next, words in found.means) == (hold, True, True), found
+        hold, words, command = read.get(reason, (found.hold.name, "", ""))
+        assert (found.hold.name, command in found.next, words in found.means) == (hold, True, True), found
         typed = found.next.format(id="12_3", array="12", run="runs/x", role="trainer").replace("{id}", "")
         assert (bool(typed), "{" in typed) == (True, False), reason
     for reason, names in (("QOSMaxJobsPerUserLimit", True), ("QOSMaxGRESPerUser", True), ("AssocGrpGRES", False)):

@@ -9,6 +9,7 @@ from basics import INFERENCE, TRAINER
 from canned_queue import CannedRun, canned_run
 from commands import refusal
 from submitted import age
+from tables import tables
 
 from mrt_hpc.attempt.entry import ending_of, load_task
 from mrt_hpc.attempt.ledger import submissions
@@ -35,40 +36,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CannedRun:
     return canned_run(tmp_path, monkeypatch)
 
 
-LISTED = ["12_0|FAILED|100|NonZeroExitCode|n1", "12_1|CANCELLED|100|None|n1"]
-LAGGING = "12_0|RUNNING|0:0|n1|5\n12_1|COMPLETED|0:0|n1|5\n12_2|PENDING|0:0||0"
-BEST = "12_0|FAILED|0:125|n1|5\n12_0.0|OUT_OF_MEMORY|0:125|n1|5\n12_1|RUNNING|0:0|n1|5"
-CUT = "12_[0,2-3,5-6...%2]|CANCELLED by 5|0:0|None assigned|0"
-ENDING, COMES_BACK = (f"12_0|COMPLETING|{int(time.time()) + left}|None|n1" for left in (-2, 86400))
-STATES: list[tuple[list[str], str | None, dict[str, str]]] = [
-    (["12|REVOKED|N/A|None|"], "", {"12": "RUNNING"}),  # a word that is not known is no end
-    (["12|RUNNING|1795669200|None|n1", "12|COMPLETED|1|None|"], "", {"12": "RUNNING"}),
-    (["12|COMPLETED|1|None|", "12|RUNNING|1795669200|None|n1"], "", {"12": "RUNNING"}),
-    (["12|EXPEDITING|N/A|None|"], "", {"12": "PENDING"}),
-    (["12|RUNNING|1795669200|None|n1"], None, {"12": "RUNNING"}),  # who may not ask accounting
-    ([], CUT, {"12": "UNKNOWN"}),  # accounting cuts its list of tasks
-    ([], "12_[0-4:2,7]|CANCELLED by 5|0:0||0", dict.fromkeys(("12_0", "12_2", "12_4", "12_7"), "CANCELLED")),
-    # accounting lags behind and never learns of some ends, but knows best how a task has ended
-    (["12_2|PENDING|N/A|Resources|"], LAGGING, {"12_0": "UNLISTED", "12_1": "COMPLETED", "12_2": "PENDING"}),
-    (LISTED, BEST, {"12_0": "OUT_OF_MEMORY", "12_1": "CANCELLED"}),
-    (LISTED, "", {"12_0": "FAILED", "12_1": "CANCELLED"}),
-    # a task that is ending and is queued again has its whole time before it
-    ([ENDING], "", {"12_0": "ENDING"}),
-    ([COMES_BACK], "", {"12_0": "RUNNING"}),
-    ([ENDING], "12_0|CANCELLED|0:0|n1|5", {"12_0": "CANCELLED"}),
-    ([COMES_BACK], "12_0|CANCELLED|0:0|n1|5", {"12_0": "CANCELLED"}),
-]
-"""What squeue lists, what sacct prints (None: it may not be run), and the states of the tasks of job 12."""
-
-
 def test_the_state_of_a_job(run: CannedRun) -> None:
-    for records, accounted, states in STATES:
-        run.queue(*records)
-        run.accounts(*(accounted or "").splitlines())
+    soon, later = (str(int(time.time()) + left) for left in (-2, 86400))
+    for records, accounted, states in tables("slurm_queue")["states"]:
+        run.queue(*(record.replace("SOON", soon).replace("LATER", later) for record in records))
+        run.accounts(*(accounted or []))
         if accounted is None:
             (run.commands / "sacct").chmod(0o644)
         found = {task: one.state.name for task, one in queue.queue_states(["12"]).items()}
-        assert found == states or (accounted == CUT and set(found.values()) == {"UNKNOWN"}), (records, accounted)
+        assert found == states or {*found.values()} == {*states.values()} == {"UNKNOWN"}, (records, accounted)
 
 
 @pytest.mark.parametrize(

@@ -117,9 +117,7 @@ def test_metrics_that_are_written_again_are_read_again(run: CannedRun) -> None:
     assert snapshot(run, reader).measured[0].reward == 0.75
 
 
-def test_status_of_5000_tasks_takes_less_than_two_seconds_and_two_calls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_of_5000_tasks_takes_two_seconds_and_two_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds of the processor: other tests share the machine."""
     large = many_tasks(tmp_path, monkeypatch)
     assert large.plan.tasks > 5000
@@ -306,7 +304,7 @@ def test_runs_have_states_from_one_question_to_the_queue(several: list[CannedRun
     assert (found["queued"]["state"], found["running"]["newest_event_kind"]) == ("failed", "checkpoint")
 
 
-def test_an_evaluation_is_listed_with_its_suite_and_a_damaged_run_with_the_reason(
+def test_an_evaluation_is_listed_with_its_suite_and_damage_with_its_reason(
     several: list[CannedRun], tmp_path: Path
 ) -> None:
     SyntheticEvaluation(tmp_path / "alone").write()

@@ -16,12 +16,12 @@ from basics import INFERENCE, QUICKSTART, TRAINER
 from commands import refusal
 from run_of import bare_run, read_events, run_of, task_of
 
+from mrt_hpc import ExitCode, RunLayout, UserError
 from mrt_hpc.attempt import signals
 from mrt_hpc.attempt.early_end import settle
 from mrt_hpc.attempt.entry import attempt, ending_of
 from mrt_hpc.attempt.ledger import record_submission
 from mrt_hpc.attempt.next_state import MOST_RETURNS, Ending, EndKind, next_state
-from mrt_hpc.errors import ExitCode, UserError
 from mrt_hpc.plan.compile import build_plan
 from mrt_hpc.plan.jobs import Role
 from mrt_hpc.recipe.load import load_recipe
@@ -31,7 +31,6 @@ from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.task.peers import PeersAwayError
 from mrt_hpc.roles.task.shutdown import Interrupted, RequeueRequested, ShutdownRequest
 from mrt_hpc.run.events import EventKind, EventLog, event_file
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.leases import Observer
 from mrt_hpc.run.task_state import TaskRecord, TaskState, read_task, write_task
 
@@ -237,9 +236,7 @@ def first_tokens(one: Task, *counts: int | None, unfinished: int = 1, tokens: in
     return times, server.control.tokens_done.call_count
 
 
-def test_the_first_token_is_written_once_when_the_counters_move(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_token_is_written_once_as_the_counters_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "LOOK_EVERY_S", 0.001)
     one = task(tmp_path / "one")
     assert first_tokens(one, unfinished=0) == ([], 0), "a server without work is left alone"

@@ -23,15 +23,14 @@ from run_of import task_of as task_named
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto.wandb_internal_pb2 import Record
 
+from mrt_hpc import RunLayout, UserError
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics, Phase
 from mrt_hpc.analysis.rows import summarise_evaluation
-from mrt_hpc.errors import UserError
 from mrt_hpc.roles import report
 from mrt_hpc.roles.task.context import Task
 from mrt_hpc.roles.tracking import Tracker, WandbRun, evaluation_row, numbers_in, run_id
 from mrt_hpc.run.atomic import is_temporary
 from mrt_hpc.run.evaluation_settings import evaluation_settings
-from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.quarantine import set_aside, younger_than
 from mrt_hpc.run.retries import wait_until
 
@@ -196,7 +195,7 @@ run.finish()
 """
 
 
-def test_no_settings_of_the_working_folder_name_the_server(
+def test_no_settings_of_the_folder_name_the_server(
     tmp_path: Path, wandb: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder that others can write to may hold them."""
@@ -228,9 +227,7 @@ def broken(error: BaseException) -> Tracker:
     return Tracker([("W&B", WandbRun(Mock(log=Mock(side_effect=error), finish=Mock(side_effect=ends))))])
 
 
-def test_a_trainer_goes_on_where_wandb_cannot_write_and_ends_by_a_signal(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_trainer_goes_on_without_wandb_and_ends_by_a_signal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for logged in (2, 0):
         caplog.clear()
         with broken(OSError(errno.ENOSPC, "No space left on device")) as tracker:

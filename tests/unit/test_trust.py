@@ -206,7 +206,7 @@ def judging(shared: Path) -> Path:
     return folder
 
 
-def test_a_function_of_an_installed_package_is_a_verifier_only_if_it_says_so(
+def test_a_function_of_a_package_is_a_verifier_only_if_it_says_so(
     judging: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(judging)

@@ -11,12 +11,15 @@ from advice_places import Place, places
 from basics import TRAINER
 from canned_queue import CannedRun
 from new_user import AT_WORK, NewUser
+from tables import tables
 from typed_advice import FINISHED, RUN, Outcome, Scene, Situation, Theatre, command_of, commands_in, nothing
 from typed_situations import EVERY, MISTAKES, NO_DATA, moved
 
 from mrt_hpc.cli.main import main
 from mrt_hpc.run.layout import AGAIN, RunLayout
 from mrt_hpc.run.task_state import TaskState
+
+TABLES = tables("typed_advice")
 
 Tried = Callable[[str], Outcome]
 OF_TASKS = ("attempt/", "inference/", "roles/", "run/", "training/")
@@ -65,43 +68,7 @@ def tried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tried]:
         yield cache(lambda name: theatre.tried({**EVERY, **RECORDED}[name]))
 
 
-UNREACHED = {
-    "the cluster, the node or the image that it is about is asked: tests/unit/test_doctor.py, test_init.py": [
-        "backends/slurm/site.py require_slurm", "cli/container.py", "cli/doctor.py _conclusion", "cli/init.py",
-        "cluster/", "images.py",
-    ],
-    "it is printed after something was fetched: tests/unit/test_model_fetch.py, test_datasets_prepare.py": [
-        "cli/data.py fetch_from_hub", "datasets/conversion.py", "datasets/named.py fetch_command",
-        "datasets/sources.py _hub_source", "recipe/model_files.py no_weights",
-    ],
-    "samples of a kind that no small run has: tests/unit/test_paper_results.py, test_analyses.py": [
-        "analysis/model_samples.py require_same_budgets", "analysis/named_models.py _require_one_grader",
-        "analysis/named_models.py benchmarks_left_out", "analysis/named_models.py evaluated_runs",
-        "analysis/problem_measures.py curves_of",
-    ],
-    "it is printed after Ctrl-C: tests/unit/test_terminal.py, test_logs_follow.py": [
-        "cli/logs.py _follow", "cli/status.py _watch",
-    ],
-    "prose of a page, of a report or of plan": [
-        "analysis/measures.py several_graders", "analysis/report/", "backends/slurm/reasons.py TURNS", "cli/fields.py",
-    ],
-    "what a cluster refuses or has changed: tests/unit/test_slurm_submission.py, test_plan_starts.py": [
-        "backends/slurm/arrays.py", "backends/slurm/queued_as.py", "backends/slurm/starts.py",
-    ],
-    "an installation that lacks something, or a suite of the package that cannot be read": [
-        "analysis/model_samples.py prover_options", "cli/recipes.py _example", "submit/submission.py objections_to",
-    ],
-    "another user's files: tests/unit/test_default_site.py, test_second_user.py": [
-        "backends/user_settings.py read_settings", "recipe/ownership.py refuse_to_write",
-    ],
-    "errors of Python functions: tests/unit/test_api.py": ["api.py"],
-    "it is typed on a machine of another cluster": ["backends/queued_jobs.py JobQueue.task_states"],
-    "a process that does not end within a minute, or a full disk": ["backends/queued_jobs.py cancel_run"],
-    "a process holds a removed file open on NFS: tests/unit/test_clean.py": ["cli/life.py clean"],
-    "an evaluation on its own, which no scene has": ["plan/shape.py shape_changes"],
-    "W&B cannot be reached: tests/unit/test_tracking.py": ["submit/upload.py _not_uploaded"],
-    "a heart that stands still: tests/unit/test_status.py": ["view/explain.py _explain_running"],
-}  # fmt: skip
+UNREACHED = TABLES["unreached"]  # fmt: skip
 """The places that no situation here reaches, by the reason. It only shrinks."""
 BEGINS = tuple(begin for several in UNREACHED.values() for begin in several)
 

@@ -1,6 +1,7 @@
-"""Packed rows, shared prefixes, blocks of attention and the fused projection, each against a plain computation."""
+"""Packed rows, shared prefixes, blocks of attention and the fused projection against plain ones; determinism."""
 
 import inspect
+import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -9,14 +10,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from commands import refusal
+from commands import python, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, Ernie4_5_MoeConfig, Glm4MoeLiteConfig, Qwen2Config, Qwen2ForCausalLM
 
-from mrt_hpc.errors import UserError
+from mrt_hpc import TrainingSequence, UserError
 from mrt_hpc.recipe.choices import Batching, Precision
 from mrt_hpc.training import attention, fused_projection
 from mrt_hpc.training.attention import PACKED_ATTENTION, Blocks, VariableLengths
@@ -24,7 +25,6 @@ from mrt_hpc.training.export import gather
 from mrt_hpc.training.micro_batch import collate, collate_end_to_end
 from mrt_hpc.training.packing import SharedRow
 from mrt_hpc.training.policy import Kernels, Policy, load_policy
-from mrt_hpc.training.settings import TrainingSequence
 
 PACKED = Kernels(Batching.PACKED)
 CPU = torch.device("cpu")
@@ -74,9 +74,7 @@ SHARED_IDS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=25), min_
 
 @settings(deadline=None, max_examples=60)
 @given(SHARED_IDS, st.sampled_from([1, 2, 4]), st.booleans())
-def test_attention_follows_paths_or_stays_within_each_sequence(
-    ids: list[list[int]], key_heads: int, shares: bool
-) -> None:
+def test_attention_follows_paths_or_stays_within_sequences(ids: list[list[int]], key_heads: int, shares: bool) -> None:
     """Flash attention needs a GPU: its arguments are tested with the same attention computed plainly."""
     torch.manual_seed(0)
     row = SharedRow.of([np.array(tokens) for tokens in ids])
@@ -179,3 +177,33 @@ def test_frozen_parameters_stay_frozen_and_buffers_keep_their_number_format(tmp_
     published = gather(trainer, torch.bfloat16)  # type: ignore[arg-type]
     assert torch.equal(published[bias], glm.get_buffer(bias))
     assert published["lm_head.weight"].dtype == torch.bfloat16
+
+
+# -- training.deterministic
+
+
+# A GPU is played by the name of its device alone: what is read back are torch's own switches.
+SCRIPT = """
+import json, os, torch
+from mrt_hpc.training import accelerator
+def chosen(device, deterministic, workspace):
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    os.environ.update({} if workspace is None else {"CUBLAS_WORKSPACE_CONFIG": workspace})
+    accelerator.device = lambda: torch.device(device)
+    accelerator.choose_kernels(deterministic)
+    return [
+        torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.deterministic, os.environ.get("CUBLAS_WORKSPACE_CONFIG"), torch.cuda.is_initialized(),
+    ]
+print(json.dumps([chosen("cpu", None, None), chosen("cpu", False, None), chosen("cuda", None, None),
+                  chosen("cuda", True, None), chosen("cuda", True, ":16:8")]))
+"""
+
+
+def test_deterministic_is_an_error_where_it_is_asked_for_and_a_workspace_of_the_site_stays() -> None:
+    """By case: deterministic, warning only, cuDNN's, cuBLAS's workspace, whether CUDA was touched."""
+    printed = python("-c", SCRIPT).stdout
+    on_cpu, refused_on_cpu, on_gpu, asked_for_on_gpu, with_workspace = json.loads(printed.splitlines()[-1])
+    assert on_cpu == asked_for_on_gpu == [True, False, True, ":4096:8", False]
+    assert on_gpu == refused_on_cpu == [False, False, False, None, False]
+    assert with_workspace[3] == ":16:8"

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from basics import RECIPES, ROOT
 from commands import refusal
-from graded import grade_all
+from graded import grade_all, own, recipe_beside
 from run_of import run_of
 from spellings import FILES, gold_answers, spelt
 
-from mrt_hpc.domains.base import Verifier
+from mrt_hpc import UserError, Verifier
 from mrt_hpc.domains.grader_queue import GraderPool, VerdictStatus
 from mrt_hpc.domains.verifiers import ChoiceVerifier, ExactVerifier, MathVerifier, verifier_of
-from mrt_hpc.errors import UserError
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import lock_text, read_recipe_lock
 from mrt_hpc.recipe.sections import Grading, JsonlProblems
@@ -146,15 +145,7 @@ def bad(answer: str, gold: str) -> object:
 
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("own")
-    (folder / "of_the_user.py").write_text(EXAMPLE.read_text() + HOSTILE_FUNCTIONS)
-    (folder / "mine.yaml").write_text(f"extends: {RECIPE}\nname: mine\n")
-    return folder / "mine.yaml"
-
-
-def own(beside: Path, named: str) -> Verifier:
-    recipe = load_recipe(beside, (f"data.verifier={named}",))
-    return verifier_of(recipe.problems, recipe.grading)
+    return recipe_beside(tmp_path_factory.mktemp("own"), "of_the_user", EXAMPLE.read_text() + HOSTILE_FUNCTIONS)
 
 
 def test_a_function_that_hangs_crashes_or_answers_neither_yes_nor_no_scores_nothing(
