@@ -43,7 +43,7 @@ def check(name: str, run: Path | None, iteration: int | None, referee: bool, ove
         raise UserError(
             "a class is tried on a run or in small worlds, and neither is named",
             value=name,
-            advice=Advice("mrt-hpc check {name} --run RUN, or an algorithm with --referee", name=name),
+            advice=Advice("mrt-hpc check {name} --run RUN, or --referee in its place", name=name),
         )
     else:
         _check_in_run(name, run, iteration, overrides)

@@ -123,9 +123,7 @@ def fork_engines() -> None:
 
 
 def inspect_models_here() -> None:
-    """Have vLLM look at a model's class in this process. It would start another one, which imports vLLM again, so that
-    this one leaves CUDA alone.
-    """
+    """Have vLLM look at a model's class in this process: another one, which CUDA needs, would import vLLM again."""
     from vllm.model_executor.models import registry
 
     registry._run_in_subprocess = lambda look: look()

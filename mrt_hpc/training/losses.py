@@ -14,7 +14,7 @@ tokens with the weights of that time:
 
 Untruncated, w_t rho_t is the ratio to the behaviour policy. So the gradient of the last sum is, on average over tokens
 of mu, that of KL(pi || pi_ref) given each token's prefix, whatever mu is: E_mu[w_t rho_t D_t grad log pi]. The
-statistics use the k3 estimator, exp(-D_t) + D_t - 1: never negative, and unbiased for tokens sampled from pi.
+statistics use the k3 estimator, exp(-D_t) + D_t - 1.
 """
 
 from dataclasses import dataclass
