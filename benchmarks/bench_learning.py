@@ -111,13 +111,18 @@ def settings(arm: Arm, given: argparse.Namespace) -> dict[str, str]:
 
 def run(arm: Arm, seed: int, given: argparse.Namespace) -> RunLayout:
     """Submit it on this machine; one that is there already goes on."""
-    work = given.work.absolute()
-    model, layout = work / "models" / str(seed), RunLayout(work / "runs" / f"{arm.recipe}-{seed}")
-    if not (model / "config.json").exists():
-        warm_start(WarmStartSettings(seed=seed), model, print)
-    changes = {"seed": seed, "model": f"{{type: hugging_face, path: {model}}}", **settings(arm, given)}
+    layout = RunLayout(given.work.absolute() / "runs" / f"{arm.recipe}-{seed}")
+    changes = {"seed": seed, "model": warm_started(seed, given), **settings(arm, given)}
     submit(SMALL_WORLD / f"{arm.recipe}.yaml", layout.root, changes)
     return layout
+
+
+def warm_started(seed: int, given: argparse.Namespace) -> str:
+    """The recipe's model from which all arms of a seed start."""
+    model = given.work.absolute() / "models" / str(seed)
+    if not (model / "config.json").exists():
+        warm_start(WarmStartSettings(seed=seed), model, print)
+    return f"{{type: hugging_face, path: {model}}}"
 
 
 def quickstart_row(layout: RunLayout) -> str:

@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from bench_learning import ARMS, MEASURES, Arm, Study
+from bench_learning import ARMS, MEASURES, Arm, Study, warm_started
 from benchmarking import RESULTS, ROOT, SMALL_WORLD, csv_text, options, submit, table, written
 from learning_curves import Draws
 from learnt import Learnt, Spending
-from warm_start import WarmStartSettings, warm_start
 
 from mrt_hpc.analysis.estimator_signals import COUNTINGS, MeasuredEstimators
 from mrt_hpc.analysis.intervals import IntervalEstimate
@@ -113,13 +112,6 @@ def recipe_of_study(arm: Arm, given: argparse.Namespace) -> Path:
     shutil.copy(Path(__file__).with_name("study_credit.py"), path.parent)
     path.write_text(f"extends: {SMALL_WORLD / path.name}\nalgorithm: {ALGORITHMS[arm.recipe]}\n")
     return path
-
-
-def warm_started(seed: int, given: argparse.Namespace) -> str:
-    model = given.work.absolute() / "models" / str(seed)
-    if not (model / "config.json").exists():
-        warm_start(WarmStartSettings(seed=seed), model, print)
-    return f"{{type: hugging_face, path: {model}}}"
 
 
 def of_version(arm: Arm, seed: int, version: int, measured: MeasuredEstimators) -> Iterator[Ratio]:

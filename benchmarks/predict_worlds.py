@@ -80,7 +80,7 @@ class WorldTables:
 
     def _played(self, code: int, length: int) -> tuple[int, ...]:
         """The actions up to the end of the thought."""
-        prefix = tuple(int(digit) for digit in f"{code:0{length}b}"[:length]) if length else ()
+        prefix = tuple(int(digit) for digit in f"{code:0{length}b}"[:length])
         return next((prefix[:n] for n in range(length) if self.world.ends(prefix[:n])), prefix)
 
     @cached_property

@@ -70,10 +70,10 @@ def _compare_in_worlds(name: str, overrides: tuple[str, ...]) -> None:
     from mrt_hpc.testing import referee
 
     columns = ("world", "estimator", "signal to noise", "over grpo", "at equal tokens", "cosine with the gradient")
-    table = table_of("A batch of 8 problems with 8 rollouts each", *columns)
+    table = table_of(f"A batch of {referee.BATCH_GROUPS} problems with {referee.ROLLOUTS} rollouts each", *columns)
     verdicts = []
     for finding in referee.world_findings(referee.judged_class(name, overrides), name):
-        for number, estimator in list(enumerate(finding.names))[1:]:
+        for number, estimator in enumerate(finding.names[1:], 1):
             ratios = finding.ratio(number, referee.GRPO), finding.ratio_for_tokens(number, referee.GRPO)
             cells = (finding.snr(number), *ratios, finding.cosine(number))
             table.add_row(finding.world.name, estimator, *map(interval_text, cells))

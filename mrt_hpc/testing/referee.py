@@ -34,7 +34,7 @@ EXACT, GRPO, ONLINE, OWN, SHUFFLED = range(5)
 class WorldFinding:
     world: World
     names: tuple[str, ...]
-    """Of the estimators in the order of the constants above, without the exact one."""
+    """Of the estimators in the order of the constants above; empty for the exact one."""
     signals: GradientSignal
     prices: tuple[float, ...]
     """Tokens of a trace with its values."""
