@@ -29,7 +29,7 @@ from benchmarking import RESULTS, ROOT, options
 from benchmarking import SMALL_WORLD as RECIPES
 from small_language_model import INSTRUCTION, TIME_IS_UP, convert, word_problems
 from variance_tables import Measured, Row, Valued, measure, table, write
-from warm_start import WarmStartSettings, warm_start
+from warm_start import EquationExamples, WarmStartSettings, warm_start
 
 from mrt_hpc.algorithms.base import WholeTraces, trace_settings
 from mrt_hpc.domains.grader_queue import GraderPool
@@ -257,7 +257,8 @@ def made_model(path: Path, given: argparse.Namespace) -> Path:
     if not (path / "config.json").exists() and given.gguf:
         convert(given.gguf, path, given.taught)
     elif not (path / "config.json").exists():
-        warm_start(WarmStartSettings(seed=1, habits=Habits(answer_forms=given.forms)), path, print)
+        examples = EquationExamples(Habits(answer_forms=given.forms))
+        warm_start(WarmStartSettings(seed=1, examples=examples), path, print)
     return path
 
 

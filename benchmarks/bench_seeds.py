@@ -2,7 +2,7 @@
 
     python benchmarks/bench_seeds.py
 
-The first table simulates two recipes whose true difference is known (``tests/support/simulated_arms.py``), with and
+The first table simulates two recipes whose true difference is known (``benchmarks/simulated_arms.py``), with and
 without an effect of the seed, and of the seed on single problems; and a recipe that is compared with itself. The second
 compares recipes with themselves in the runs that the learning study has kept: the seeds of each are divided in all ways
 into two arms. Such divisions share most of their runs, so that they are far fewer than so many independent comparisons.

@@ -20,12 +20,13 @@ from mrt_hpc.provers.base import every_boundary
 from mrt_hpc.recipe.base import Count, Tokens, misfit, require_kind
 from mrt_hpc.recipe.kinds import AlgorithmSettings, ExpectedTokens
 from mrt_hpc.recipe.schema import Recipe
-from mrt_hpc.run.records import Problem, Rollout
+from mrt_hpc.run.records import Problem
 
 if TYPE_CHECKING:
     from mrt_hpc.algorithms.batch import Batch, Learnt
     from mrt_hpc.algorithms.samples import SampleSource
     from mrt_hpc.mrt.sft import MaskedTokens
+    from mrt_hpc.run.groups import Group
 
 
 # The starts of a group's rollouts: the prompt, unless an algorithm defines others.
@@ -40,8 +41,8 @@ class StartContext:
     prompter: Prompter
     tokens: TokenBytes
     """Of the policy's tokenizer."""
-    stale_trace: Callable[[Problem], Rollout]
-    """The trace collected for a problem; raises UserError where it is damaged."""
+    stale_group: Callable[[Problem], "Group"]
+    """The group collected for a problem; raises UserError where it is damaged."""
 
 
 class Starts(Protocol):

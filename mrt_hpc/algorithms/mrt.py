@@ -3,19 +3,21 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from mrt_hpc.algorithms.base import RolloutAlgorithm, StartContext, Starts, check_one_temperature, trace_settings
 from mrt_hpc.algorithms.batch import Batch, Learnt, sampled_sequence
+from mrt_hpc.algorithms.samples import values_of
 from mrt_hpc.inference.protocol import SamplingSettings
 from mrt_hpc.inference.tokens import answer_start
 from mrt_hpc.inference.traces import PromptedGroup, SampledTrace, Start
 from mrt_hpc.mrt import mrt
 from mrt_hpc.mrt.grpo import Baseline, Normalise
-from mrt_hpc.plan.hours import branch_tokens, tokens_per_value, trace_tokens
+from mrt_hpc.plan.hours import boundaries_per_trace, branch_tokens, tokens_per_value, trace_tokens
+from mrt_hpc.provers.base import every_boundary
 from mrt_hpc.recipe.base import FormerValues, misfit
 from mrt_hpc.recipe.kinds import ExpectedTokens, ProverSettings, Refreshed
 from mrt_hpc.recipe.schema import Recipe
@@ -23,6 +25,9 @@ from mrt_hpc.run.layout import is_collection
 from mrt_hpc.run.records import Problem, Rollout
 from mrt_hpc.run.seeds import derive_seed
 from mrt_hpc.training.settings import TrainingSequence
+
+if TYPE_CHECKING:
+    from mrt_hpc.run.groups import Group
 
 
 class Mrt(RolloutAlgorithm, Refreshed):
@@ -37,6 +42,10 @@ class Mrt(RolloutAlgorithm, Refreshed):
         "baseline": {"termination": {"baseline": "prefix"}},
     }
     type: Literal["mrt"] = "mrt"
+    boundary: Literal["uniform", "first_loss"] = "uniform"
+    """The prefix of a stale trace: drawn uniformly among its boundaries; or the one before the first episode that loses
+    value, for which the prover values all boundaries of the stale traces, and uniformly where no episode does.
+    """
     alpha: Annotated[float, Field(ge=0, le=1000)] = 1.0
     """The weight of the bonus against the outcome."""
     bonus: Literal["end_of_trace", "next_episode"] = "end_of_trace"
@@ -58,14 +67,18 @@ class Mrt(RolloutAlgorithm, Refreshed):
 
     def starts(self, context: StartContext) -> Starts:
         """Whole traces for a collection, one per problem, and a prefix of these for every iteration."""
-        return super().starts(context) if is_collection(context.iteration) else StalePrefixes(context)
+        if is_collection(context.iteration):
+            return super().starts(context)
+        return StalePrefixes(context, before_loss=self.boundary == "first_loss")
 
     def group_size(self, recipe: Recipe, iteration: int) -> int:
         """1 for a collection, and n otherwise."""
         return 1 if is_collection(iteration) else super().group_size(recipe, iteration)
 
     def boundaries(self, iteration: int) -> Callable[[SampledTrace], Sequence[int]] | None:
-        return first_new_boundary if self.bonus == "next_episode" and not is_collection(iteration) else None
+        if is_collection(iteration):
+            return every_boundary if self.boundary == "first_loss" else None
+        return first_new_boundary if self.bonus == "next_episode" else None
 
     def learnt(self, batch: Batch) -> Learnt:
         """Of each group the rollouts that continued, and the forced ones where these are trained."""
@@ -75,17 +88,20 @@ class Mrt(RolloutAlgorithm, Refreshed):
         return Learnt([s for members in by_problem.values() for s in _group_sequences(members, self)])
 
     def cost(self, recipe: Recipe, iteration: int) -> ExpectedTokens:
-        """Of one stale trace a problem in a collection; otherwise of both halves, with branches only at the end of each
-        continued rollout's first new episode, if the bonus needs them.
+        """Of one stale trace a problem in a collection, with branches where its values choose the prefix; otherwise of
+        both halves, with branches only at the end of each continued rollout's first new episode, if the bonus needs
+        them.
         """
         usual, trace = super().cost(recipe, iteration), trace_tokens(recipe, iteration)
         trained = usual.trained if self.train_terminated else usual.trained / 2
+        value = tokens_per_value(recipe.prover, recipe)
         if is_collection(iteration) or recipe.prover is None:
-            return replace(usual, traces=trace, branches=0.0, trained=trained)
+            valued = boundaries_per_trace(recipe) if self.boundary == "first_loss" else 0
+            return replace(usual, traces=trace, branches=valued * value, trained=trained)
         half = recipe.sampling.rollouts_per_problem / 2
         # A prefix is half of a trace on average, and so is the text that a rollout adds to it.
         traces = half * (trace / 2 + branch_tokens(recipe.prover, recipe))
-        branches = half * tokens_per_value(recipe.prover, recipe) if self.bonus == "next_episode" else 0.0
+        branches = half * value if self.bonus == "next_episode" else 0.0
         return replace(usual, traces=traces, branches=branches, trained=trained)
 
     def check(self, recipe: Recipe) -> None:
@@ -165,6 +181,8 @@ class StalePrefixes:
     """Half of the rollouts from the prefix c_j continue, the others are forced to answer."""
 
     context: StartContext
+    before_loss: bool
+    """c_j ends before the first episode that loses value, where one does."""
 
     @property
     def group_size(self) -> int:
@@ -172,12 +190,23 @@ class StalePrefixes:
         return self.context.recipe.sampling.rollouts_per_problem
 
     def group(self, problem: Problem) -> PromptedGroup:
-        c, recipe = self.context, self.context.recipe
-        stale = c.stale_trace(problem)
-        prefix = stale.prefix(draw_boundary(len(stale.boundaries) - 1, recipe.seed, problem.id, c.iteration))
-        before, text, half = [*stale.prompt_ids, *prefix], b"".join(c.tokens.pieces(prefix)), self.group_size // 2
+        collected = self.context.stale_group(problem)
+        stale = collected.rollouts[0]
+        prefix = stale.prefix(self._boundary(collected, stale))
+        before, text, half = (
+            [*stale.prompt_ids, *prefix],
+            b"".join(self.context.tokens.pieces(prefix)),
+            self.group_size // 2,
+        )
         going_on = Start(before, half, self._continuation_settings(len(prefix)), text)
         return PromptedGroup(problem, stale.prompt_ids, (going_on, self._forced_start(before, half, text)))
+
+    def _boundary(self, group: "Group", stale: Rollout) -> int:
+        loss = mrt.boundary_before_loss(values_of(group, stale)) if self.before_loss else None
+        if loss is not None:
+            return loss
+        episodes = len(stale.boundaries) - 1
+        return draw_boundary(episodes, self.context.recipe.seed, stale.problem_id, self.context.iteration)
 
     def _continuation_settings(self, prefix_tokens: int) -> SamplingSettings:
         settings = trace_settings(self.context.recipe, self.context.prompter, self.context.iteration)

@@ -430,7 +430,7 @@ def _branch_remarks(arms: Sequence[NamedArm]) -> list[str]:
 
 UNEQUAL = {2: (3, "3 to 10"), 3: (6, "4 to 9"), 4: (8, "4 to 8")}
 """By the seeds of the smaller arm: the size of the other one from which its interval may call equal recipes different
-in more than 5 %, and how often (per cent), by 1,000 comparisons of each in ``tests/support/simulated_arms.py``.
+in more than 5 %, and how often (per cent), by 1,000 comparisons of each in ``benchmarks/simulated_arms.py``.
 """
 
 

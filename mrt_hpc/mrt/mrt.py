@@ -39,6 +39,18 @@ class PrefixGroup:
         return float(self.terminated.mean())
 
 
+def boundary_before_loss(values: NDArray[np.float64]) -> int | None:
+    """The boundary before the first episode that loses value, from 0 to k - 1; None where no episode does.
+
+    Args:
+        values: [k + 1] V(c_0) .. V(c_k).
+
+    Source: not in the paper; Section 6 draws a boundary uniformly.
+    """
+    losses = np.flatnonzero(np.diff(values) < 0)
+    return int(losses[0]) if losses.size else None
+
+
 def continued_advantages(
     group: PrefixGroup, *, alpha: float, bonus: Bonus, baseline: Baseline, normalise: Normalise
 ) -> NDArray[np.float64]:

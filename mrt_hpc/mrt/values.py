@@ -68,6 +68,24 @@ def likelihood(known: Iterable[KnownAnswer]) -> Estimate:
     return Estimate(sum(a.probability * a.reward for a in known), 0.0)
 
 
+def confident_likelihood(gold: float, confidences: Sequence[float]) -> Estimate:
+    """The potential 1.5 a c + 0.5 a - c of a prefix, from -1 (sure of a wrong answer) to 1 (sure of the right one).
+
+    Args:
+        gold: a, the probability of the gold answer.
+        confidences: [G] c of each branch, the geometric mean of the probabilities of its tokens.
+
+    Raises:
+        ValueError: there is no branch.
+
+    Source: SPAE (arXiv 2601.03823), the authors' example of a probe; there c is exp of the mean entropy with a minus,
+    of which the mean log-probability of the sampled tokens is an estimate.
+    """
+    if not confidences:
+        raise ValueError("a confidence needs at least one branch")
+    return _mean_estimate([(1.5 * gold - 1.0) * c for c in confidences], 0.5 * gold)
+
+
 def rao_blackwell(known: Sequence[KnownAnswer], unknown_rewards: Sequence[float | None], baseline: float) -> Estimate:
     """V, exactly for the set S of known answers and by branches for the rest of the mass.
 

@@ -1,13 +1,19 @@
-r"""The probability of the gold answer after the forced ``\boxed{``, without sampling."""
+r"""The probability of the gold answer after the forced ``\boxed{``: alone, without sampling, or with the confidence of
+branches in their own answers.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from mrt_hpc.inference.traces import BoundaryPlan, SampledTrace, Valuation
-from mrt_hpc.mrt.values import Estimate, KnownAnswer, likelihood
-from mrt_hpc.provers.base import GradedBoundary, OpensBox, ProverTools
+from mrt_hpc.mrt.values import Estimate, KnownAnswer, confident_likelihood, likelihood
+from mrt_hpc.provers.base import BoxedProver, GradedBoundary, OpensBox, ProverTools
 from mrt_hpc.provers.box_tokens import Writing
+from mrt_hpc.provers.branches import Branches
+from mrt_hpc.provers.rao_blackwell import RaoBlackwellEstimator
 from mrt_hpc.provers.scoring import Scorer
 from mrt_hpc.recipe.base import Tokens
 
@@ -46,4 +52,31 @@ class GoldLikelihoodScore:
 
     def estimate(self, graded: GradedBoundary) -> Estimate:
         """Its probability where the verifier, which judges every answer, finds it right."""
-        return likelihood(KnownAnswer(a.probability, a.reward) for a in graded.answers)
+        return likelihood(_known_answers(graded))
+
+
+class ConfidentLikelihood(BoxedProver):
+    """The likelihood a of the gold answer, and the confidence c of branches in their own answers, as 1.5 a c + 0.5 a -
+    c: where the model is sure of a wrong answer, the value is lower than where it is unsure.
+
+    Source: SPAE (arXiv 2601.03823).
+    """
+
+    judges_answers_alone: ClassVar[bool] = True
+    values_stopping: ClassVar[bool] = False
+    type: Literal["confident_likelihood"] = "confident_likelihood"
+
+    def estimator(self, tools: ProverTools) -> "ConfidenceEstimator":
+        branches = Branches(tools.fork, tools.closing)
+        return ConfidenceEstimator(Scorer(tools.fork), branches, self.branches, tools.history, tools.writings)
+
+
+class ConfidenceEstimator(RaoBlackwellEstimator):
+    def estimate(self, graded: GradedBoundary) -> Estimate:
+        """See :func:`mrt_hpc.mrt.values.confident_likelihood`."""
+        confidences = [float(np.exp(np.mean(b.logprobs))) for b in graded.branches]
+        return confident_likelihood(likelihood(_known_answers(graded)).value, confidences)
+
+
+def _known_answers(graded: GradedBoundary) -> list[KnownAnswer]:
+    return [KnownAnswer(a.probability, a.reward) for a in graded.answers]

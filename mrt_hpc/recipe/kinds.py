@@ -186,6 +186,7 @@ PROVERS: Registry[ProverSettings] = Registry(
         "boxed_answer": "mrt_hpc.provers.sampled_answers:BoxedAnswer",
         "look_ahead": "mrt_hpc.provers.look_ahead:LookAhead",
         "gold_likelihood": "mrt_hpc.provers.gold_likelihood:GoldLikelihood",
+        "confident_likelihood": "mrt_hpc.provers.gold_likelihood:ConfidentLikelihood",
         "rao_blackwell": "mrt_hpc.provers.rao_blackwell:RaoBlackwell",
         "majority": "mrt_hpc.provers.sampled_answers:Majority",
         "continuation": "mrt_hpc.provers.sampled_answers:Continuation",

@@ -4,7 +4,7 @@ leave out their evaluations, which other tests run.
 
 import json
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,11 +20,12 @@ from mrt_hpc.algorithms.base import RolloutAlgorithm
 from mrt_hpc.algorithms.batch import batch_of
 from mrt_hpc.algorithms.learnt_batch import part_weights
 from mrt_hpc.algorithms.mrt_online import branch_sequences
-from mrt_hpc.algorithms.samples import read_suffixes
+from mrt_hpc.algorithms.samples import read_suffixes, values_of
 from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
 from mrt_hpc.domains.small_world import STARTING_MODEL
 from mrt_hpc.inference.prompting import Prompter
 from mrt_hpc.inference.tokens import TokenBytes
+from mrt_hpc.mrt.mrt import boundary_before_loss
 from mrt_hpc.recipe.base import require_kind
 from mrt_hpc.recipe.load import load_recipe
 from mrt_hpc.recipe.lock import read_recipe_lock
@@ -88,7 +89,13 @@ PARTICULAR = {
     },
     "spo": {**SAMPLING, "prover.branches": 2, "prover.max_tokens": 48},
     "length_penalty": {**SAMPLING, **IN_FLIGHT, "schedule.weight_swap": "recompute"},
-    "mrt": {**SAMPLING, **COLLECTING, "algorithm.refresh_every": 1, "schedule.iterations_per_job": 1},
+    "mrt": {
+        **SAMPLING,
+        **COLLECTING,
+        "algorithm.refresh_every": 1,
+        "schedule.iterations_per_job": 1,
+        "algorithm.boundary": "first_loss",
+    },
     "mrt_next_episode": {
         **SAMPLING,
         **COLLECTING,
@@ -197,13 +204,20 @@ def test_gdpo_divides_each_reward_by_its_deviation_in_the_group_and_the_sum_by_t
     np.testing.assert_allclose(found, summed / np.sqrt((summed**2).mean()), rtol=1e-4, atol=1e-6)
 
 
-def test_a_step_is_credited_with_the_change_of_the_gold_answers_likelihood(run: Runs) -> None:
+def test_a_step_is_credited_with_the_change_of_likelihood_and_confidence(run: Runs) -> None:
     sampled = groups(run("spae"), 0)
-    assert not any(group.branches for group in sampled)
+    for group in sampled:
+        of_gold = {(a.sample, a.boundary): a.probability for a in group.answers}
+        sure: dict[tuple[int, int], list[float]] = defaultdict(list)
+        for branch in group.branches:
+            sure[branch.sample, branch.boundary].append(float(np.exp(np.mean(branch.logprobs))))
+        for value in group.values:
+            a, c = of_gold[value.sample, value.boundary], np.mean(sure[value.sample, value.boundary])
+            assert value.value == pytest.approx(1.5 * a * c + 0.5 * a - c)
     batch = batch_of(sampled)
     learnt = require_kind(load_recipe(PAPERS / "spae.yaml").algorithm, RolloutAlgorithm).learnt(batch).sequences
     for rollout, values, sequence in zip(batch.rollouts, batch.value_arrays, learnt, strict=True):
-        assert len(values) == len(rollout.boundaries) and (values > 0.0).all() and (values < 1.0).all()
+        assert len(values) == len(rollout.boundaries) and (values > -1.0).all() and (values < 1.0).all()
         of_each = [float(sequence.advantages[start]) for start in rollout.credited[:-1]]
         np.testing.assert_allclose(np.diff(of_each), np.diff(values, n=2), atol=1e-5)
 
@@ -266,16 +280,22 @@ def test_half_of_a_group_goes_on_from_a_stale_prefix(run: Runs, name: str) -> No
     algorithm = read_recipe_lock(layout.recipe_lock).algorithm
     collections = {version: groups(layout, collection_of(version)) for version in algorithm.traces_versions(ITERATIONS)}
     assert [*collections] == ([0, 1] if name == "mrt" else [0])
-    traces = {v: {g.rollouts[0].problem_id: g.rollouts[0] for g in there} for v, there in collections.items()}
+    traces = {v: {g.rollouts[0].problem_id: g for g in there} for v, there in collections.items()}
+    losses = 0
     assert {len(stale) for stale in traces.values()} == {COLLECTED}
     for iteration, group in ((i, g) for i in range(ITERATIONS) for g in groups(layout, i)):
         going_on = [r for r in group.rollouts if not r.forced]
         stopped = [r for r in group.rollouts if r.forced]
         assert len(going_on) == len(stopped) == 2
-        trace = traces[algorithm.traces_version(iteration)][group.rollouts[0].problem_id]
+        stale = traces[algorithm.traces_version(iteration)][group.rollouts[0].problem_id]
+        trace = stale.rollouts[0]
         prefixes = [[*trace.prompt_ids, *trace.token_ids[:cut]] for cut in trace.boundaries[:-1] or [0]]
+        loss = boundary_before_loss(values_of(stale, trace)) if algorithm.boundary == "first_loss" else None
+        losses += loss is not None
+        prefixes = prefixes if loss is None else [prefixes[loss]]
         assert going_on[0].prompt_ids in prefixes
         assert stopped[0].prompt_ids[: -stopped[0].forced] == going_on[0].prompt_ids
+    assert (losses > 0) == (name == "mrt")
 
 
 def test_refreshed_traces_are_sampled_by_the_weights_of_their_iteration(run: Runs) -> None:

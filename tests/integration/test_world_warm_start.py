@@ -13,10 +13,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 from warm_start import (
     IGNORED,
+    EquationExamples,
+    Example,
     WarmStartReport,
     WarmStartSettings,
     batches,
     build_tokenizer,
+    equation_spans,
     fresh_model,
     make_optimisers,
     pack,
@@ -36,7 +39,6 @@ from mrt_hpc.domains.small_world.equations import (
     Equation,
     Habits,
     Split,
-    example,
     problems,
 )
 from mrt_hpc.run.seeds import derive_seed
@@ -57,6 +59,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return directory, warm_start(SHORT, directory)
 
 
+def example(habits: Habits, rng: random.Random) -> Example:
+    return EquationExamples(habits, [Equation(3, 14, 35)])(rng)
+
+
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
@@ -65,7 +71,7 @@ def test_spans_of_an_example_join_at_token_boundaries_and_no_word_falls_apart(to
     """What is trained on in pieces must read the same in one piece, forced text and cuts inside a check included."""
     rng = random.Random(0)
     for problem in problems(Split.TRAIN, 100):
-        spans = example(Equation.parse(problem.problem), replace(Habits(), forced=0.7, forced_inside=0.5), rng)
+        spans = equation_spans(Equation.parse(problem.problem), replace(Habits(), forced=0.7, forced_inside=0.5), rng)
         whole = encode(tokenizer, text := "".join(s.text for s in spans))
         assert whole == [i for s in spans for i in encode(tokenizer, s.text)]
         checks = text.partition(END_THINK)[0].count(" vs ") + text.count(FORCED_TEXT)
@@ -74,7 +80,7 @@ def test_spans_of_an_example_join_at_token_boundaries_and_no_word_falls_apart(to
 
 
 def test_prompt_and_forced_text_are_not_labelled(tokenizer: PreTrainedTokenizerFast):
-    made = tokenise(Equation(3, 14, 35), replace(Habits(), forced=1.0), random.Random(0), tokenizer)
+    made = tokenise(example(replace(Habits(), forced=1.0), random.Random(0)), tokenizer)
     text = tokenizer.decode(made.ids)
     labelled = tokenizer.decode([label for label in made.labels if label != IGNORED])
     prompt = "Solve 3*x+14=35\n<think>\n"
@@ -87,7 +93,7 @@ def test_packed_examples_do_not_see_each_other(trained: Trained):
     """The loss of examples packed into one row is that of the same examples in rows of their own."""
     tokenizer, model = build_tokenizer(), AutoModelForCausalLM.from_pretrained(trained[0], dtype=torch.float32)
     rng = random.Random(2)
-    examples = [tokenise(Equation(3, 14, 35), Habits(most_checks=2), rng, tokenizer) for _ in range(4)]
+    examples = [tokenise(example(Habits(most_checks=2), rng), tokenizer) for _ in range(4)]
     weights = torch.ones(len(tokenizer))
     together = packed_loss(model, pack([examples], 256, tokenizer.pad_token_id), weights)
     apart = packed_loss(model, pack([[e] for e in examples], 256, tokenizer.pad_token_id), weights)

@@ -16,7 +16,14 @@ from mrt_hpc.mrt import grpo
 from mrt_hpc.mrt.episodes import credit_bounds, cut_episodes
 from mrt_hpc.mrt.grpo import Baseline, Normalise
 from mrt_hpc.mrt.length_penalty import overlong_penalties
-from mrt_hpc.mrt.mrt import Bonus, PrefixGroup, answer_advantages, continued_advantages, stop_advantages
+from mrt_hpc.mrt.mrt import (
+    Bonus,
+    PrefixGroup,
+    answer_advantages,
+    boundary_before_loss,
+    continued_advantages,
+    stop_advantages,
+)
 from mrt_hpc.mrt.mrt_online import branch_advantages, token_advantages, token_credits
 from mrt_hpc.mrt.progress import Credit, permute, progress, spread_over_tokens
 from mrt_hpc.recipe.sections import Episodes
@@ -134,6 +141,15 @@ def test_an_answer_is_left_out_of_its_own_baseline_and_the_choice_to_stop_compar
     assert answer_advantages(GROUP) == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
     assert answer_advantages(PrefixGroup(GROUP.continued, np.array([1.0]))).tolist() == [0.0]
     assert stop_advantages(GROUP).tolist() == [0.5, -0.5, -0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("values", "boundary"), [([0.5, 0.5, 0.7, 0.2, 0.1], 2), ([0.5, 0.4], 0), ([0.1, 0.1, 0.6], None), ([0.3], None)]
+)
+def test_the_boundary_before_the_first_loss_keeps_the_last_episode_that_lost_nothing(
+    values: list[float], boundary: int | None
+) -> None:
+    assert boundary_before_loss(np.array(values)) == boundary
 
 
 def test_boundaries_are_drawn_evenly_with_an_episode_left_to_add() -> None:

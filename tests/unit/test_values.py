@@ -38,9 +38,17 @@ def test_monte_carlo_is_the_mean_reward_and_likelihood_adds_up_the_right_answers
     assert math.isnan(monte_carlo([1.0]).variance), "one branch shows nothing of its spread"
     estimate = likelihood([KnownAnswer(0.5, 1.0), KnownAnswer(0.2, 1.0), KnownAnswer(0.25, 0.0)])
     assert (estimate.value, estimate.variance) == (pytest.approx(0.7), 0.0)
-    for nothing in (monte_carlo, values.majority):
+    for nothing in (monte_carlo, values.majority, lambda branches: values.confident_likelihood(0.5, branches)):
         with pytest.raises(ValueError, match="at least one branch"):
             nothing([])
+
+
+def test_a_confident_wrong_answer_is_worth_less_than_an_unsure_one() -> None:
+    found = {(a, c): values.confident_likelihood(a, [c]).value for a in (0.0, 0.5, 1.0) for c in (0.0, 0.5, 1.0)}
+    assert found == pytest.approx({(a, c): 1.5 * a * c + 0.5 * a - c for a, c in found})
+    assert (found[0.0, 1.0], found[0.0, 0.0], found[1.0, 1.0]) == (-1.0, 0.0, 1.0)
+    # terms -0.5 c: -0.1 and -0.3, whose mean has the variance 0.02 / 2
+    assert values.confident_likelihood(1 / 3, [0.2, 0.6]).variance == pytest.approx(0.01)
 
 
 def test_rao_blackwell_by_hand() -> None:

@@ -1,7 +1,7 @@
 """The embedded small world: a task, a tokenizer and a model of half a million parameters, so that the whole method runs
 on a laptop and in tests with real parts.
 
-The starting model calculates well and thinks badly, so that it has something to learn; ``tests/support/warm_start.py``
+The starting model calculates well and thinks badly, so that it has something to learn; ``benchmarks/warm_start.py``
 of the repository makes it.
 """
 

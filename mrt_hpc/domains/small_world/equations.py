@@ -159,15 +159,6 @@ class Habits:
         return f"{answer + more}-{more}" if more else str(answer)
 
 
-@dataclass(frozen=True)
-class Span:
-    """A stretch of an example."""
-
-    text: str
-    trained: bool
-    """Whether the loss counts its tokens."""
-
-
 @dataclass
 class Knowledge:
     """The bounds of the unknown after the checks so far."""
@@ -186,19 +177,6 @@ class Knowledge:
         return rng.randint(self.least, self.most)
 
 
-def example(equation: Equation, habits: Habits, rng: random.Random) -> list[Span]:
-    """The text after the prompt, without the end-of-text token."""
-    checks, answer = think(equation, habits, rng)
-    if rng.random() >= habits.forced:
-        return [
-            Span(
-                "".join(c + PARAGRAPH_END for c in checks) + ANSWER_START + f"{habits.write_answer(answer, rng)}}}",
-                trained=True,
-            )
-        ]
-    return _forced_example(checks, habits, rng)
-
-
 def think(equation: Equation, habits: Habits, rng: random.Random) -> tuple[list[str], int]:
     """The checks of one trace, and its answer."""
     known, checks, opening = Knowledge(), [], OPENINGS[0]
@@ -213,21 +191,6 @@ def think(equation: Equation, habits: Habits, rng: random.Random) -> tuple[list[
             return checks, guess
         if verdict != "yes" and (tired or rng.random() < give_up):
             return checks, guess if rng.random() < habits.hasty else known.possible(rng)
-
-
-def _forced_example(checks: list[str], habits: Habits, rng: random.Random) -> list[Span]:
-    """The checks up to a random one, the forced text, and the best answer there."""
-    kept = rng.randint(0, len(checks))
-    known = Knowledge()
-    for check in checks[:kept]:
-        guess, verdict = int(check.split("x=")[1].split(":")[0]), check.rsplit(" ", 1)[1]
-        known.learn(guess, verdict)
-    thought = "".join(c + PARAGRAPH_END for c in checks[:kept])
-    if kept < len(checks) and rng.random() < habits.forced_inside:
-        places = [m.end() for m in re.finditer("[:,] ", checks[kept])]
-        thought += checks[kept][: rng.choice(places)]
-    answer = habits.write_answer(known.possible(rng), rng)
-    return [Span(thought, True), Span(FORCED_TEXT, False), Span(f"{answer}}}", True)]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from mrt_hpc.run.groups import Group, refuse_other_samples
 from mrt_hpc.run.layout import collection_of
 from mrt_hpc.run.manifest import DamagedError
 from mrt_hpc.run.problems import read_problems
-from mrt_hpc.run.records import Problem, Rollout
+from mrt_hpc.run.records import Problem
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Collection:
             set_group_aside(self.task, collection, position, damage)
             raise
 
-    def stale_trace(self, position: int) -> Rollout:
+    def stale_group(self, position: int) -> Group:
         try:
-            return self.group(position).rollouts[0]
+            return self.group(position)
         except DamagedError as damage:
             raise retryable_error(
                 f"a stale trace was damaged: {damage.what}",
@@ -90,4 +90,4 @@ def start_context(
     positions = {problem.id: position for position, problem in enumerate(problems)}
     version = 0 if iteration < 0 else task.recipe.algorithm.traces_version(iteration)
     collection = Collection(task, version)
-    return StartContext(task.recipe, iteration, prompter, tokens, lambda p: collection.stale_trace(positions[p.id]))
+    return StartContext(task.recipe, iteration, prompter, tokens, lambda p: collection.stale_group(positions[p.id]))

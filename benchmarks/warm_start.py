@@ -1,7 +1,7 @@
 r"""The starting model of the small world: its tokenizer, a Qwen3 of under a million parameters, and its supervised
 training, to a policy that calculates well and thinks badly.
 
-    python tests/support/warm_start.py FOLDER
+    python benchmarks/warm_start.py FOLDER
 
 This command has made the starting model that comes with the package, in a minute or two. Every step sees fresh traces
 of training problems, padded to the longest of the batch; no example is seen twice on purpose. The same settings give
@@ -10,10 +10,11 @@ the same model on the same machine.
 
 import math
 import random
+import re
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,17 +27,85 @@ from torch.optim import Optimizer
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from mrt_hpc.domains.small_world.equations import (
+    ANSWER_START,
     END_THINK,
+    FORCED_TEXT,
     PARAGRAPH_END,
     THINK,
     VERDICTS,
     Equation,
     Habits,
+    Knowledge,
     Split,
-    example,
     problems,
+    think,
 )
 from mrt_hpc.run.seeds import derive_seed
+
+# -- examples ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of an example."""
+
+    text: str
+    trained: bool
+    """Whether the loss counts its tokens."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """What a model is to write after a problem, without the end-of-text token."""
+
+    problem: str
+    spans: list[Span]
+
+
+Examples = Callable[[random.Random], Example]
+"""Draws one."""
+
+
+@dataclass(frozen=True)
+class EquationExamples:
+    """Of the small world."""
+
+    habits: Habits = field(default_factory=Habits)
+    equations: Sequence[Equation] = field(
+        default_factory=lambda: [Equation.parse(p.problem) for p in problems(Split.TRAIN)]
+    )
+
+    def __call__(self, rng: random.Random) -> Example:
+        equation = rng.choice(self.equations)
+        return Example(equation.statement, equation_spans(equation, self.habits, rng))
+
+
+def equation_spans(equation: Equation, habits: Habits, rng: random.Random) -> list[Span]:
+    checks, answer = think(equation, habits, rng)
+    if rng.random() >= habits.forced:
+        return [
+            Span(
+                "".join(c + PARAGRAPH_END for c in checks) + ANSWER_START + f"{habits.write_answer(answer, rng)}}}",
+                trained=True,
+            )
+        ]
+    return _forced_spans(checks, habits, rng)
+
+
+def _forced_spans(checks: list[str], habits: Habits, rng: random.Random) -> list[Span]:
+    """The checks up to a random one, the forced text, and the best answer there."""
+    kept = rng.randint(0, len(checks))
+    known = Knowledge()
+    for check in checks[:kept]:
+        guess, verdict = int(check.split("x=")[1].split(":")[0]), check.rsplit(" ", 1)[1]
+        known.learn(guess, verdict)
+    thought = "".join(c + PARAGRAPH_END for c in checks[:kept])
+    if kept < len(checks) and rng.random() < habits.forced_inside:
+        places = [m.end() for m in re.finditer("[:,] ", checks[kept])]
+        thought += checks[kept][: rng.choice(places)]
+    answer = habits.write_answer(known.possible(rng), rng)
+    return [Span(thought, True), Span(FORCED_TEXT, False), Span(f"{answer}}}", True)]
+
 
 # -- tokenizer ---------------------------------------------------------------------------------------------------------
 # One token a word or number of the traces, bytes for everything else.
@@ -107,14 +176,16 @@ class ModelSize:
     """Positions, in tokens: prompt and trace together."""
 
 
-def fresh_model(size: ModelSize, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+def fresh_model(
+    size: ModelSize, tokenizer: PreTrainedTokenizerFast, seed: int, embedding_scale: float = 0.2
+) -> Qwen3ForCausalLM:
     """A model with random weights drawn from ``seed``, but for the number tokens, which start as what they count.
 
     Without that head start the sums alone take twice the training.
     """
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(model_config(size, tokenizer))
-    write_number_features(model, tokenizer)
+    write_number_features(model, tokenizer, embedding_scale)
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )
@@ -140,15 +211,15 @@ def model_config(size: ModelSize, tokenizer: PreTrainedTokenizerFast) -> Qwen3Co
 
 
 PERIODS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 20, 50, 100, 200, 400)
-EMBEDDING_SCALE, OUTPUT_SCALE = 0.2, 0.1
+OUTPUT_SCALE = 0.1
 
 
-def write_number_features(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+def write_number_features(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, scale: float) -> None:
     """Begin the rows of the number tokens, in both vocabulary matrices, with :func:`number_features`."""
     numbers = [tokenizer.convert_tokens_to_ids(str(n)) for n in NUMBERS]
     features = number_features(torch.tensor(list(NUMBERS)))[:, : model.config.hidden_size]
     with torch.no_grad():
-        model.model.embed_tokens.weight[numbers, : features.shape[1]] = EMBEDDING_SCALE * features
+        model.model.embed_tokens.weight[numbers, : features.shape[1]] = scale * features
         model.lm_head.weight[numbers, : features.shape[1]] = OUTPUT_SCALE * features
 
 
@@ -260,7 +331,11 @@ class WarmStartSettings:
     clip: float = 1.0
     """Largest gradient norm."""
     size: ModelSize = field(default_factory=ModelSize)
-    habits: Habits = field(default_factory=Habits)
+    embedding_scale: float = 0.2
+    """Of the features with which the rows of number tokens begin. Larger ones hide what stands before a number, by which
+    answers are looked up.
+    """
+    examples: Examples = field(default_factory=EquationExamples)
 
 
 @dataclass(frozen=True)
@@ -287,7 +362,9 @@ def warm_start(
     """
     started = time.monotonic()
     tokenizer = build_tokenizer()
-    model = fresh_model(settings.size, tokenizer, derive_seed(settings.seed, "world", "weights"))
+    model = fresh_model(
+        settings.size, tokenizer, derive_seed(settings.seed, "world", "weights"), settings.embedding_scale
+    )
     losses, tokens = train(model, tokenizer, settings, progress)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
@@ -388,12 +465,11 @@ def packed_loss(model: Qwen3ForCausalLM, batch: PackedBatch, weights: Tensor) ->
 def batches(tokenizer: PreTrainedTokenizerFast, settings: WarmStartSettings) -> Iterator[PackedBatch]:
     """``settings.steps`` batches of fresh examples."""
     rng = random.Random(derive_seed(settings.seed, "world", "examples"))
-    equations = [Equation.parse(p.problem) for p in problems(Split.TRAIN)]
-    waiting: list[Example] = []
+    waiting: list[TokenisedExample] = []
     for _ in range(settings.steps):
-        rows: list[list[Example]] = [[] for _ in range(settings.rows)]
+        rows: list[list[TokenisedExample]] = [[] for _ in range(settings.rows)]
         while True:
-            new = waiting.pop() if waiting else tokenise(rng.choice(equations), settings.habits, rng, tokenizer)
+            new = waiting.pop() if waiting else tokenise(settings.examples(rng), tokenizer)
             if not place(new, rows, settings.row_tokens):
                 waiting.append(new)  # opens the next batch, so that long examples are not passed over
                 break
@@ -401,14 +477,12 @@ def batches(tokenizer: PreTrainedTokenizerFast, settings: WarmStartSettings) -> 
 
 
 @dataclass(frozen=True)
-class Example:
-    """One example in tokens."""
-
+class TokenisedExample:
     ids: list[int]
     labels: list[int]
 
 
-def place(example: Example, rows: list[list[Example]], row_tokens: int) -> bool:
+def place(example: TokenisedExample, rows: list[list[TokenisedExample]], row_tokens: int) -> bool:
     """Put ``example`` into the first row with room for it; False when there is none."""
     for row in rows:
         if sum(len(e.ids) for e in row) + len(example.ids) <= row_tokens:
@@ -417,7 +491,7 @@ def place(example: Example, rows: list[list[Example]], row_tokens: int) -> bool:
     return False
 
 
-def pack(rows: list[list[Example]], row_tokens: int, padding: int) -> PackedBatch:
+def pack(rows: list[list[TokenisedExample]], row_tokens: int, padding: int) -> PackedBatch:
     """Lay the examples of each row end to end."""
 
     def filled(parts: list[list[list[int]]], value: int) -> Tensor:
@@ -431,18 +505,18 @@ def pack(rows: list[list[Example]], row_tokens: int, padding: int) -> PackedBatc
     )
 
 
-def tokenise(equation: Equation, habits: Habits, rng: random.Random, tokenizer: PreTrainedTokenizerFast) -> Example:
+def tokenise(example: Example, tokenizer: PreTrainedTokenizerFast) -> TokenisedExample:
     """One example after its prompt; the prompt and the forced text are not labelled."""
     prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": equation.statement}], add_generation_prompt=True, tokenize=False
+        [{"role": "user", "content": example.problem}], add_generation_prompt=True, tokenize=False
     )
     ids = tokenizer.encode(prompt, add_special_tokens=False)
     labels = [IGNORED] * len(ids)
-    for span in example(equation, habits, rng):
+    for span in example.spans:
         piece = tokenizer.encode(span.text, add_special_tokens=False)
         ids += piece
         labels += piece if span.trained else [IGNORED] * len(piece)
-    return Example([*ids, int(tokenizer.eos_token_id)], [*labels, int(tokenizer.eos_token_id)])
+    return TokenisedExample([*ids, int(tokenizer.eos_token_id)], [*labels, int(tokenizer.eos_token_id)])
 
 
 if __name__ == "__main__":
