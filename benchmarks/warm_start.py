@@ -332,8 +332,8 @@ class WarmStartSettings:
     """Largest gradient norm."""
     size: ModelSize = field(default_factory=ModelSize)
     embedding_scale: float = 0.2
-    """Of the features with which the rows of number tokens begin. Larger ones hide what stands before a number, by which
-    answers are looked up.
+    """Of the features with which the rows of number tokens begin. Larger ones hide what stands before a number,
+    by which answers are looked up.
     """
     examples: Examples = field(default_factory=EquationExamples)
 

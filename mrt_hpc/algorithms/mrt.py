@@ -193,11 +193,8 @@ class StalePrefixes:
         collected = self.context.stale_group(problem)
         stale = collected.rollouts[0]
         prefix = stale.prefix(self._boundary(collected, stale))
-        before, text, half = (
-            [*stale.prompt_ids, *prefix],
-            b"".join(self.context.tokens.pieces(prefix)),
-            self.group_size // 2,
-        )
+        before, text = [*stale.prompt_ids, *prefix], b"".join(self.context.tokens.pieces(prefix))
+        half = self.group_size // 2
         going_on = Start(before, half, self._continuation_settings(len(prefix)), text)
         return PromptedGroup(problem, stale.prompt_ids, (going_on, self._forced_start(before, half, text)))
 
