@@ -43,8 +43,8 @@ class Mrt(RolloutAlgorithm, Refreshed):
     }
     type: Literal["mrt"] = "mrt"
     boundary: Literal["uniform", "first_loss"] = "uniform"
-    """The prefix of a stale trace: drawn uniformly among its boundaries; or the one before the first episode that loses
-    value, for which the prover values all boundaries of the stale traces, and uniformly where no episode does.
+    """The prefix of a stale trace: drawn uniformly; or the one before the first episode that loses value, for which the
+    prover values all boundaries of the stale traces, and uniformly where no episode does.
     """
     alpha: Annotated[float, Field(ge=0, le=1000)] = 1.0
     """The weight of the bonus against the outcome."""
@@ -88,9 +88,8 @@ class Mrt(RolloutAlgorithm, Refreshed):
         return Learnt([s for members in by_problem.values() for s in _group_sequences(members, self)])
 
     def cost(self, recipe: Recipe, iteration: int) -> ExpectedTokens:
-        """Of one stale trace a problem in a collection, with branches where its values choose the prefix; otherwise of
-        both halves, with branches only at the end of each continued rollout's first new episode, if the bonus needs
-        them.
+        """Of one stale trace a problem in a collection, with branches where values choose the prefix; otherwise of both
+        halves, with branches only where the bonus needs the end of the first new episode.
         """
         usual, trace = super().cost(recipe, iteration), trace_tokens(recipe, iteration)
         trained = usual.trained if self.train_terminated else usual.trained / 2
@@ -262,10 +261,9 @@ def _prefix_group(
 
 
 def _forced_sequence(rollout: Rollout, stop: float, answer: float) -> TrainingSequence:
-    """Of a rollout forced to answer, the choice to stop and the answer are learnt, not the text between.
+    """The choice to stop, at the first token of the forced text's closing tag, and the answer are learnt.
 
-    The forced text begins with the closing tag (``check`` ensures it), whose first token is the choice. Its behaviour
-    log-probability is 0: the trainer's importance weight is the policy's probability of stopping.
+    The behaviour log-probability of that token is 0: its importance weight is the policy's probability of stopping.
     """
     forced = rollout.prompt_ids[len(rollout.prompt_ids) - rollout.forced :]
     sampled = len(rollout.token_ids)

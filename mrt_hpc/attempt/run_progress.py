@@ -81,8 +81,8 @@ def _count_collected(layout: RunLayout, collection: int) -> int:
 
 
 def _count_evaluated(plan: Plan, layout: RunLayout, records: Records) -> int:
-    """The number of tasks whose shard exists, but for tasks that wait for their first start, whose shard may be of
-    other settings. The folder of a version and benchmark is listed once for all its shards.
+    """The number of tasks whose shard exists, but for tasks that wait for their first start: theirs may be of other
+    settings.
     """
     units = [
         unit

@@ -149,8 +149,8 @@ def _job_table(run: Snapshot, jobs: Sequence[tuple[JobView, list[TaskView]]], *,
 
 
 def _whys(run: Snapshot, *, everything: bool) -> list[Text]:
-    """Why running tasks cannot go on or tasks have failed, the latest last, once for all tasks of a job: the first
-    lines of the last few reasons. With ``everything``, all reasons in full, and those of stopped tasks.
+    """Why running tasks cannot go on or tasks have failed, the latest last, once for each job: the first lines of the
+    last few. With ``everything``, all reasons in full, and those of stopped tasks.
     """
     shown = {TaskState.FAILED, TaskState.RETRYING, *((TaskState.STOPPED, TaskState.GAVE_BACK) if everything else ())}
     reasons: dict[tuple[str, str, str], list[TaskView]] = {}

@@ -1,9 +1,9 @@
 """Entry module of the vLLM server: ``python -m mrt_hpc.inference.server_main`` loads vLLM, and then takes from its
 standard input what to serve.
 
-No process of the server outlives its owner, even a killed one: a remaining engine would hold its GPU. vLLM's ``spawn``
-imports this module in engine and workers as ``__mp_main__``; there the process asks the kernel for a signal when its
-parent dies. The server watches its parent: that signal follows the *thread* that started a process.
+No process of the server outlives its owner, even a killed one: an engine would hold its GPU. vLLM's ``spawn`` imports
+this module in engine and workers as ``__mp_main__``; these ask the kernel for a signal when their parent dies. The
+server watches its parent: that signal follows the *thread* that started a process.
 
 Imports nothing of the training stack: login nodes import it.
 """

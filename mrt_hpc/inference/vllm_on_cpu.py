@@ -1,8 +1,8 @@
 """The engine of vLLM on CPU: its scheduler passes on several tokens of a sample at a time, and its process is a fork of
 its server.
 
-A message for each token is a fifth of the processor time of a small model. Clients get whole samples, so tokens wait
-for half a second at most: a server whose token counters stand still counts as hung.
+A message for each token is a fifth of the processor time of a small model. Tokens wait for half a second at most: a
+server whose token counters stand still counts as hung.
 
 vLLM's CPU platform asks for ``spawn``, which imports everything again. A fork is sound as long as the thread that forks
 has never computed with several threads, so the API server computes with one.

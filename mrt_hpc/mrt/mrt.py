@@ -40,7 +40,7 @@ class PrefixGroup:
 
 
 def boundary_before_loss(values: NDArray[np.float64]) -> int | None:
-    """The boundary before the first episode that loses value, from 0 to k - 1; None where no episode does.
+    """The boundary, from 0 to k - 1, before the first episode that loses value; None without one.
 
     Args:
         values: [k + 1] V(c_0) .. V(c_k).

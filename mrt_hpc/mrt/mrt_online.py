@@ -2,8 +2,7 @@
 
 Every token that episode z_j credits, the choice that ends it included, gets A_outcome + alpha * credit_j; the answer
 after the thought gets A_outcome only. With the authors' credit, the progress V_{j+1} - V_j, that is the paper's update.
-A trace whose thought the token limit cut has reward 0 and its last boundary is the cut. :mod:`mrt_hpc.mrt.values`
-estimates the values.
+A trace whose thought the token limit cut has reward 0 and its last boundary is the cut.
 
 A baseline, and the extent of a credit, depend on the prefix alone and never on the action that is credited.
 """

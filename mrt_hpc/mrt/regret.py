@@ -1,9 +1,8 @@
 """Normalised regret: the distance of a trace from an oracle that is right from the start (paper, Sections 4 and 8.5.1).
 
 For one trace: the area under its values against its tokens from (0, 0) to a budget C, by trapezoids, interpolated at C,
-or with the last value held to C where the trace ends earlier; divided by C. Regret is 1 less its mean over the traces
-of a problem, then over problems. Where V_0, the value of the empty prefix, is known, the area begins with it at token
-0.
+or with the last value held where the trace ends earlier; divided by C. Regret is 1 less its mean over the traces of a
+problem, then over problems. Where V_0 is known, the area begins with it.
 
 The tokens of a boundary are the sampled tokens before it; or, as the authors count, prompt, prefix, the prover's text
 and the answer there.

@@ -69,17 +69,17 @@ def likelihood(known: Iterable[KnownAnswer]) -> Estimate:
 
 
 def confident_likelihood(gold: float, confidences: Sequence[float]) -> Estimate:
-    """The potential 1.5 a c + 0.5 a - c of a prefix, from -1 (sure of a wrong answer) to 1 (sure of the right one).
+    """The potential 1.5 a c + 0.5 a - c of a prefix, from -1 to 1.
 
     Args:
         gold: a, the probability of the gold answer.
-        confidences: [G] c of each branch, the geometric mean of the probabilities of its tokens.
+        confidences: [G] c of each branch, the geometric mean of its tokens' probabilities.
 
     Raises:
         ValueError: there is no branch.
 
-    Source: SPAE (arXiv 2601.03823), the authors' example of a probe; there c is exp of the mean entropy with a minus,
-    of which the mean log-probability of the sampled tokens is an estimate.
+    Source: SPAE (arXiv 2601.03823), the authors' example of a probe, whose c is exp(-mean entropy): the mean
+    log-probability estimates it.
     """
     if not confidences:
         raise ValueError("a confidence needs at least one branch")

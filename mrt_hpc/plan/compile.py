@@ -3,7 +3,7 @@
 Segment s is an inference array and a trainer, or one colocated job; it starts when trainer s-1 has ended well. The
 first starts after ``prepare`` and, where the algorithm starts from stored traces, after the array that collects them;
 where later weights sample these again, such an array stands between two segments. Supervised segments are trainers.
-Evaluations of a segment's versions wait for its trainer; the report waits for everything, however it ended.
+Evaluations of a segment's versions wait for its trainer; the report waits for everything.
 """
 
 from collections.abc import Sequence

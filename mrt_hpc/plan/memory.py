@@ -315,8 +315,8 @@ def _states(setting: TrainerSetting) -> TrainerMemory:
 
 def _offload(states: TrainerMemory, setting: TrainerSetting) -> TrainerMemory:
     """Optimiser states and the step's gradients in node memory. DeepSpeed sums gradients on the GPU for 16-bit weights
-    up to stage 2, and in stage 1; otherwise on the node. Up to stage 2 it also keeps a buffer of the largest parameter
-    on the GPU, and a copy of the weights on the node. Without a GPU all this is one memory.
+    up to stage 2, and in stage 1; otherwise on the node. Up to stage 2 a buffer of the largest parameter is on the
+    GPU, and a copy of the weights on the node. Without a GPU all is one memory.
     """
     count, ranks, width = setting.shape.parameters, setting.ranks, setting.width
     of_the_step = 4 / ranks * count

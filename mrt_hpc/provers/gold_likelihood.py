@@ -56,8 +56,7 @@ class GoldLikelihoodScore:
 
 
 class ConfidentLikelihood(BoxedProver):
-    """The likelihood a of the gold answer, and the confidence c of branches in their own answers, as 1.5 a c + 0.5 a -
-    c: where the model is sure of a wrong answer, the value is lower than where it is unsure.
+    """The likelihood a of the gold answer with the confidence c of branches in their own answers: 1.5 a c + 0.5 a - c.
 
     Source: SPAE (arXiv 2601.03823).
     """

@@ -1,5 +1,5 @@
-"""``mrt-hpc check --referee``: whether the credit of a class leads to more reward, and with more signal than its own
-progress has when it is shuffled, in worlds where all of this is known.
+"""``mrt-hpc check --referee``: whether the credit of a class leads to more reward, with more signal than its shuffled
+self, in worlds where this is known.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Attention as the trainer computes it: the functions that transformers calls by the names registered here.
+"""The trainer's attention: the functions that transformers calls by the names registered here.
 
 In a packed row every sequence attends to its own positions. Where sequences share prefixes, each has a part of the row,
 and attends to its path: the positions of the prefix, then its own. Two ways compute it:

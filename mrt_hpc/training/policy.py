@@ -345,8 +345,8 @@ def _empty_model(config: PretrainedConfig, dtype: torch.dtype | None = None) -> 
 def _keep_wide_buffers(partition: dict[str, Any], config: PretrainedConfig, dtype: torch.dtype) -> dict[str, Any]:
     """DeepSpeed's configuration, with the model's own 32-bit buffers.
 
-    While DeepSpeed partitions, it gives each tensor the weights' number format, against the model's code: position
-    frequencies in bfloat16 are wrong by several radians after some thousand tokens.
+    While DeepSpeed partitions, it gives each tensor the weights' number format: position frequencies in bfloat16 are
+    wrong by several radians after some thousand tokens.
     """
     model = _empty_model(config, dtype)
     wide = [name for name, buffer in model.named_buffers() if buffer.dtype == torch.float32]

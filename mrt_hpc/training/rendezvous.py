@@ -2,7 +2,7 @@
 
 Rank 0 makes a private folder and writes its path to the address file, for which the other ranks wait. That file is new
 for every attempt, so that no rank meets those of an ended one. On one node the folder is the node's own and holds
-torch's FileStore; ranks of several nodes meet in a folder of the run directory. In neither case does a store listen.
+torch's FileStore; several nodes meet in a folder of the run directory. No store listens.
 
 Any process that reaches a node can connect to gloo's listeners: a port for each group, at the node's address towards
 another node of the task or at the interface that the site names (on one machine: 127.0.0.1). gloo takes the first

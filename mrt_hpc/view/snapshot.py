@@ -312,8 +312,8 @@ def _limits(look: RunLook) -> Iterator[Upcoming]:
 
 
 def _starts(look: RunLook, now: float) -> Iterator[Upcoming]:
-    """The starts that the queue expects, the first of each job. Where a user has changed the time limit of a job, the
-    start that follows from its end may lie in the past: then nothing is forecast.
+    """The starts that the queue expects, the first of each job. Where a user has changed a job's time limit, the start
+    that follows from its end may lie in the past: nothing is forecast.
     """
     for name, task in _first_of_each_job(look, QueueState.PENDING):
         assert task.ends_at is not None, "only tasks whose end is known are considered"

@@ -136,7 +136,7 @@ Vote = tuple[Curve, dict[str, Any]]
 
 def _prefix_votes(records: Sequence[RunRecord], benchmark: str) -> Iterator[Vote]:
     """All votes of a single run, and the largest one of its first version; of several runs the largest that all have.
-    Only the largest vote has intervals: others would hide each other.
+    Only that has intervals: others would hide each other.
     """
     shown = [(record, curves) for record, curves in _shown_curves(records, benchmark) if curves.votes]
     if not shown:

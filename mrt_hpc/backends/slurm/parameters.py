@@ -228,8 +228,8 @@ def _bind_lines() -> list[str]:
 
 
 def _unpack_lines(container: Container) -> list[str]:
-    """Unpack the image once on each node. The number of its files is kept beside it, as clusters empty TMPDIR file by
-    file; a folder with fewer is renamed, as other tasks may run in it.
+    """Unpack the image once on each node. Clusters empty TMPDIR file by file: a folder with fewer files than were
+    unpacked is renamed, as other tasks may run in it.
     """
     image, tool = shlex.quote(container.image), shlex.quote(container.executable)
     unpack = [

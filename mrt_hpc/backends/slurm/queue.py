@@ -227,9 +227,8 @@ def _tasks(printed: str) -> Iterator[QueuedTask]:
 
 
 def _queue_state(word: str, end: str) -> QueueState:
-    """COMPLETING hides whether a task is queued again. The end (seconds since the epoch) tells: it is past for an ended
-    task, and at least the time limit ahead for a queued one. An unknown word counts as not over; a revoked task runs on
-    another cluster.
+    """COMPLETING hides whether a task is queued again. The end (seconds since the epoch) is past for an ended task, and
+    at least the time limit ahead for a queued one. An unknown word counts as not over; a revoked task runs elsewhere.
     """
     if word == "COMPLETING" and end.isdecimal() and int(end) < time.time() + CLOCKS_APART_S:
         return QueueState.ENDING

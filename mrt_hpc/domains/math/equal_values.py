@@ -3,8 +3,7 @@
 math-verify takes a small difference, or one with a small term, for zero (``chop``). Here rational numbers are compared
 exactly, decimals to six places, others to ``MOST_DIGITS`` digits that sympy vouches for. Expressions are compared at
 ``LEAST_POINTS`` points with positive symbols: those of physics are positive, and sympy proves few equalities of roots
-and logarithms over all reals. An absolute value says that its symbols may be negative, and ``(-1)^n`` that n is an
-integer.
+and logarithms over all reals. An absolute value lets its symbols be negative, and ``(-1)^n`` says that n is whole.
 """
 
 from typing import Any

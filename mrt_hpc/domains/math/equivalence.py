@@ -157,7 +157,7 @@ def _value_judgement(answer: str, gold: str) -> Judgement:
 
 def _rounds(side: str, gold: str, *, whole: bool) -> bool:
     """Whether a number differs from the gold answer by a rounding: half of the last place of the one that is a decimal,
-    or a whole number where the answer says that it is rounded.
+    or a whole number where the answer says so.
     """
     read = [quantity.number for text in (side, gold) if (quantity := numbers.read_quantity(text)) is not None]
     places = [number.last_place for number in read if whole or not number.is_integer]

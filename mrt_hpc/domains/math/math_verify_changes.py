@@ -1,5 +1,5 @@
-"""Changes private functions of math-verify; no other file does. ``docs/math-verify.patch`` makes the two changes that
-suit every user of it in its sources: the two stages of the parser, and exact numbers compared by their digits.
+"""Changes private functions of math-verify. ``docs/math-verify.patch`` makes two changes that suit every user: the two
+stages of the parser, and exact numbers compared by their digits.
 
 The parser first runs in the fast one of ANTLR's two modes (SLL), which gives the same tree or a syntax error.
 

@@ -1,5 +1,5 @@
 r"""Answers that are words, or end with words: names, days, letters of choices, things that are counted. math-verify
-reads words as products of symbols, and a list of letters in ``\text{}`` as something else than the list.
+reads words as products of symbols.
 
 A word has four letters or more, at most the first of them a capital and at least one a vowel, and they are no
 neighbours in the alphabet: ``apples``, not ``mgh`` or ``abcd``. In brackets behind a number three letters are enough,

@@ -12,9 +12,8 @@ A trace is a line of checks, each a paragraph of its own, and an answer::
 
     \boxed{7}
 
-Supervised training teaches the arithmetic. Reinforcement learning teaches to go on while the last check failed (the
-supervised traces often give up), to stop when it succeeded, and to guess between the bounds of the failed checks (they
-often forget them). So the value of a prefix rises as the bounds close in, and jumps to one at the right guess.
+Supervised training teaches the arithmetic; reinforcement learning to go on while the last check failed, to stop when it
+succeeded, and to guess between the bounds of the failed checks. The value of a prefix rises as the bounds close in.
 """
 
 import random
