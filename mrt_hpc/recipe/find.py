@@ -32,7 +32,7 @@ RECIPES = Kind("recipe", Path("recipes"), "recipes", "mrt-hpc plan {name}")
 SUITES = Kind("suite", Path("recipes") / "suites", "recipes/suites", "mrt-hpc eval MODEL --suite {name}")
 SHAPES = Kind("shape", Path("recipes") / "shapes", "recipes/shapes", "mrt-hpc plan RECIPE --shape {name}")
 SITES = Kind("site profile", Path("slurm") / "sites", "sites", "mrt-hpc plan RECIPE --site {name}")
-EXAMPLES = Kind("example", Path("tests") / "examples", "examples", "mrt-hpc recipes copy example:{name}")
+EXAMPLES = Kind("example", Path("recipes") / "examples", "recipes/examples", "mrt-hpc recipes copy example:{name}")
 """The user's copies of these classes lie beside a recipe."""
 
 KINDS = (RECIPES, SHAPES, SUITES, SITES)

@@ -21,7 +21,7 @@ from mrt_hpc.training.rendezvous import Ranks
 from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
 from mrt_hpc.training.update_statistics import Tally
 
-sys.path.append(str(Path(__file__).parents[1] / "examples"))  # in each rank as well
+sys.path.append(str(Path(__file__).parents[2] / "recipes" / "examples"))  # in each rank as well
 TOLERANCE = 1e-5
 LONGEST = 40
 CASES = [

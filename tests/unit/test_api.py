@@ -26,7 +26,7 @@ from mrt_hpc.run.family import Axis, Family
 from mrt_hpc.run.problems import read_problems
 from mrt_hpc.testing import check_algorithm, check_mode, check_prover, check_verifier
 
-EXAMPLES = sorted((ROOT / "tests" / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "recipes" / "examples").glob("*.py"))
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 GROUPS, PROBLEMS = 8, 4
 SMALL = {"iterations": 4, "evaluated_every": 2, "problems": PROBLEMS, "paragraphs": 1}

@@ -37,7 +37,7 @@ def write_site(folder: Path, **fields: object) -> Path:
     """A site profile with the example beside it, under a module name of its own: modules are imported once."""
     folder.mkdir(exist_ok=True)
     module = f"queue_{folder.parent.name}_{folder.name}".replace("-", "_")
-    shutil.copy(ROOT / "tests" / "examples" / "my_queue.py", folder / f"{module}.py")
+    shutil.copy(ROOT / "recipes" / "examples" / "my_queue.py", folder / f"{module}.py")
     values = {"type": f"{module}:ScriptSite", "name": "batch", "folder": str(folder / "scripts"), **fields}
     YAML(typ="safe", pure=True).dump({**values, "environment": {"PYTHONPATH": str(ROOT)}}, folder / "batch.yaml")
     return folder / "batch.yaml"

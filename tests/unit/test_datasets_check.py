@@ -169,7 +169,7 @@ def test_repeats_with_several_gold_answers_differ_where_one_lacks_a_gold_answer(
 
 def test_verifiers_of_the_users_own_may_lie_in_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     path = written("a.jsonl", ("1", "x", "B")).absolute()
-    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[1] / "examples")])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[2] / "recipes" / "examples")])
     assert checked(path, verifier="my_verifier:LastLineChoice").clean
     (here := Path("own")).mkdir()
     (here / "of_a_check.py").write_text("def same(answer: str, gold: str) -> bool:\n    return answer == gold\n")

@@ -48,7 +48,7 @@ def test_readme_is_a_tour_and_leads_to_every_page() -> None:
     for page, folder in ((README, ROOT), (ROOT / "docs" / "index.md", ROOT / "docs")):
         named = {(folder / link.partition("#")[0]).resolve() for link in links(page)}
         assert [other.name for other in DOCS if other.name != "index.md" and other not in named] == []
-    example = (ROOT / "tests" / "examples" / "my_method.py").read_text().splitlines()
+    example = (ROOT / "recipes" / "examples" / "my_method.py").read_text().splitlines()
     (shown,) = [text.splitlines() for language, text in blocks(README) if language == "python"]
     assert [line for line in shown if line not in example] == [], "the algorithm of README is the example"
 
@@ -164,7 +164,7 @@ def section(heading: str) -> dict[str, str]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a user writes a recipe; the examples lie beside it under their own names."""
     for example in ("my_method.py", "my_loss.py", "my_mode.py", "my_verifier.py", "my_service.py", "my_queue.py"):
-        shutil.copy(ROOT / "tests" / "examples" / example, tmp_path)
+        shutil.copy(ROOT / "recipes" / "examples" / example, tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

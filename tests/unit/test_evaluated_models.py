@@ -140,7 +140,7 @@ BOXLESS = "{type: small_world, split: held_out, verifier: {type: 'my_verifier:La
 def test_settings_that_contradict_each_other_are_refused_as_in_a_run(
     run: Path, monkeypatch: pytest.MonkeyPatch, override: str, field: str
 ) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tests" / "examples")])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "recipes" / "examples")])
     with pytest.raises(UserError, match=re.escape(field)):
         recipe_of(run, changes=(override,))
 

@@ -146,7 +146,7 @@ def test_the_schedule_by_hand() -> None:
 
 TABLES = tables("losses")
 
-EXAMPLES = ROOT / "tests" / "examples"
+EXAMPLES = ROOT / "recipes" / "examples"
 OWN = "my_loss:SoftGate"
 EVERY = [*LOSSES.built_in, OWN]
 LOGS = (-30.0, -5.0, -0.3, -0.1, 0.0, 0.1, 0.3, 5.0, 30.0)

@@ -27,7 +27,7 @@ from mrt_hpc.testing.promises import algorithm_contract
 
 TABLES = tables("own_classes")
 
-EXAMPLE = ROOT / "tests" / "examples" / "my_method.py"
+EXAMPLE = ROOT / "recipes" / "examples" / "my_method.py"
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_what_a_module_imports_from_beside_it_is_kept_and_decides_verdicts(recip
 # -- `mrt-hpc check`
 
 
-EXAMPLES = ROOT / "tests" / "examples"
+EXAMPLES = ROOT / "recipes" / "examples"
 
 
 @pytest.fixture

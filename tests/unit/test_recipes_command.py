@@ -97,7 +97,7 @@ def test_a_suite_takes_the_files_beside_it_along_and_a_profile_gets_another_name
 
 def test_an_example_is_copied_and_nothing_is_replaced_without_force(folder: Path) -> None:
     typed("recipes", "copy", "example:my_method")
-    assert (folder / "my_method.py").read_bytes() == (ROOT / "tests" / "examples" / "my_method.py").read_bytes()
+    assert (folder / "my_method.py").read_bytes() == (ROOT / "recipes" / "examples" / "my_method.py").read_bytes()
     assert "recipes copy example:my_method" in typed("recipes", "copy", "example:my_metod", exits=2).output
     mine = write(folder / "mine.yaml", "precious")
     assert "--force" in typed("recipes", "copy", "grpo", "mine.yaml", exits=2).stderr

@@ -34,7 +34,7 @@ from mrt_hpc.run.parquet import read_columns
 from mrt_hpc.run.records import FinishReason, Gold, PrefixValue, Problem, Rollout
 from mrt_hpc.submit.create import try_own_verifiers
 
-EXAMPLE, BOXED = ROOT / "tests" / "examples" / "my_verifier.py", "prover.type=boxed_answer"
+EXAMPLE, BOXED = ROOT / "recipes" / "examples" / "my_verifier.py", "prover.type=boxed_answer"
 OF_THE_USER = """
 import numpy
 REPLIES = {"half": 0.5, "third": numpy.float32(0.25), "yes": numpy.bool_(True), "unknown": None, "one": 1, "above": 1.5,

@@ -62,7 +62,7 @@ def service() -> Iterator[HTTPServer]:
 
 @pytest.fixture(scope="module")
 def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    code = (ROOT / "tests" / "examples" / "my_service.py").read_text()
+    code = (ROOT / "recipes" / "examples" / "my_service.py").read_text()
     return recipe_beside(tmp_path_factory.mktemp("beside"), "of_a_service", code)
 
 

@@ -235,7 +235,7 @@ def test_code_beside_a_file_is_not_imported_where_others_may_put_it(shared: Path
 
 def test_copies_that_a_run_keeps_are_written_by_nobody_else(shared: Path) -> None:
     (shared / ".#open_verifier.py").symlink_to("user@host.1:2")  # editors leave such links while a file is changed
-    shutil.copy(ROOT / "tests" / "examples" / "my_verifier.py", shared / "open_verifier.py")
+    shutil.copy(ROOT / "recipes" / "examples" / "my_verifier.py", shared / "open_verifier.py")
     (shared / "file.yaml").write_text(recipe_with("open_verifier:same_words"))
     recipe = load_recipe(shared / "file.yaml")
     (shared / "open_verifier.py").chmod(0o664)

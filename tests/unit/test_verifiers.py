@@ -21,7 +21,7 @@ from mrt_hpc.recipe.sections import Grading, JsonlProblems
 from mrt_hpc.run.evaluation_settings import settings_of
 from mrt_hpc.submit.create import try_own_verifiers
 
-EXAMPLE = ROOT / "tests" / "examples" / "my_verifier.py"
+EXAMPLE = ROOT / "recipes" / "examples" / "my_verifier.py"
 RECIPE = RECIPES / "small_world" / "grpo.yaml"
 
 

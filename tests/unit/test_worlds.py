@@ -128,7 +128,7 @@ def test_values_have_a_price() -> None:
 
 
 def test_a_user_types_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(ROOT / "tests" / "examples" / "my_method.py", tmp_path)
+    shutil.copy(ROOT / "recipes" / "examples" / "my_method.py", tmp_path)
     monkeypatch.chdir(tmp_path)
     said = typed("check", "my_method:LastEpisode", "--referee", "--set", "algorithm.weight=0.5").output
     assert "my_method:LastEpisode, shuffled" in said
@@ -146,6 +146,6 @@ def test_a_user_types_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_cannot_be_compared_is_refused(
     arguments: tuple[str, ...], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copy(ROOT / "tests" / "examples" / "my_method.py", tmp_path)
+    shutil.copy(ROOT / "recipes" / "examples" / "my_method.py", tmp_path)
     monkeypatch.chdir(tmp_path)
     assert expected in " ".join(typed("check", *arguments, exits=2).output.split())
