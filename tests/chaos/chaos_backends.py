@@ -129,8 +129,7 @@ class SlurmRun:
         site = {"qos": "lowly"} if self.cluster.preempts_by_qos else site
         site |= {"max_array_size": PLAIN_ARRAY_SIZE} if self.cluster.is_plain else {}
         changes = {**SHRUNK, **dict(change.split("=", 1) for change in self.changes)}
-        words = ["submit", *quickstart(self.cluster, self._root, changes, **site)]
-        self._submission.write_text(json.dumps(words))
+        self._submission.write_text(json.dumps(["submit", *quickstart(self.cluster, self._root, changes, **site)]))
         self._type()
 
     @property

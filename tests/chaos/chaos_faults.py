@@ -153,8 +153,7 @@ def _damage_checkpoint(tear: bool) -> Blow:
         trainers = target.tasks("trainer")
         if not steps or not trainers:
             return None
-        newest = max(steps)
-        file = rng.choice(sorted(p for p in newest.rglob("*") if p.is_file() and p.stat().st_size))
+        file = rng.choice(sorted(p for p in max(steps).rglob("*") if p.is_file() and p.stat().st_size))
         os.truncate(file, rng.randrange(file.stat().st_size)) if tear else _flip(file, rng)
         os.kill(rng.choice(trainers).pid, signal.SIGKILL)
         return str(file.relative_to(target.layout.root))
@@ -180,8 +179,7 @@ def _is_still_read(layout: RunLayout, version: int) -> bool:
 def _damage_weights(target: Target, version: int, rng: random.Random) -> str | None:
     if not (tasks := target.tasks("inference")):
         return None
-    files = target.layout.weights_version(version).iterdir()
-    _flip(max(files, key=lambda file: file.stat().st_size), rng)
+    _flip(max(target.layout.weights_version(version).iterdir(), key=lambda file: file.stat().st_size), rng)
     for task in tasks:
         os.kill(task.pid, signal.SIGKILL)
     return f"version {version}"
@@ -312,8 +310,7 @@ def _resubmit(target: Target, _: random.Random) -> str | None:
         return not left and not target.tasks(*ANY) and all(s.has_ended for s in queue_states(ids).values())
 
     wait_until(is_over, reason="a queue without jobs of the run", deadline_s=90)
-    again = json.loads((target.layout.root.parent / "submission.json").read_text())
-    sent = cluster.mrt_hpc(*again)
+    sent = cluster.mrt_hpc(*json.loads((target.layout.root.parent / "submission.json").read_text()))
     assert sent.returncode == 0, sent.stderr
     return f"jobs {' '.join(ids)}"
 

@@ -30,8 +30,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Outcome,
     with ExitStack() as stack:
         disk = stack.enter_context(small_disk(DISK_MIB))
         try:
-            cluster = stack.enter_context(running_cluster({}, own=True))
-            run: Run = SlurmRun(cluster, disk, CHANGES)
+            run: Run = SlurmRun(stack.enter_context(running_cluster({}, own=True)), disk, CHANGES)
         except NoClusterHereError as reason:
             print(f"on this machine: {reason}")
             run = LocalRun((disk or tmp_path_factory.mktemp("chaos")) / "run", disk, CHANGES[1:])

@@ -225,5 +225,4 @@ class Losing(Damaging):
     """Loses the newest weights version as a whole."""
 
     def _choices(self) -> Iterator[tuple[Path, Callable[..., Content | None]]]:
-        versions = [unit for unit in units(self.layout) if unit.parent == self.layout.weights]
-        yield versions[-1], gone
+        yield [unit for unit in units(self.layout) if unit.parent == self.layout.weights][-1], gone

@@ -55,8 +55,7 @@ def calls_seen_by(observer: Observer, root: Path) -> Iterator[None]:
 
     def on_name(name: str, changes: bool) -> Callable[..., Any]:
         def call(path: Any = ".", *given: Any, **named: Any) -> Any:
-            place = _path(path, named.get("dir_fd"))
-            return seen(name, (place,), changes, lambda: real[name](path, *given, **named))
+            return seen(name, (_path(path, named.get("dir_fd")),), changes, lambda: real[name](path, *given, **named))
 
         return call
 

@@ -130,8 +130,7 @@ class Forking(Making):
         promise("a run")
 
     def kept(self, layout: RunLayout, promised: str) -> bool:
-        first = RunLayout(layout.root / "runs" / "mine").first_model
-        verify(first, anywhere=True)
+        verify(RunLayout(layout.root / "runs" / "mine").first_model, anywhere=True)
         return super().kept(layout, promised)
 
 
@@ -290,8 +289,7 @@ class Stored(Protocol):
             parts = [store.read(batch, [0], f"p{batch.position}") for batch in batches]
             commit_group(shard, merge_samples(parts), weights="w")
             promise("shard")
-        rewards = {r.problem_id: [r.reward] for r in read_group(shard).rollouts}
-        summarise_evaluation(0, "aime", rewards).write(summary)
+        summarise_evaluation(0, "aime", {r.problem_id: [r.reward] for r in read_group(shard).rollouts}).write(summary)
         promise("summary")
 
     def kept(self, layout: RunLayout, promised: int | str) -> bool:
@@ -299,8 +297,7 @@ class Stored(Protocol):
             return EvaluationSummary.read(layout.evaluation_summary(0, "aime")).accuracy == 1.0
         if promised == "shard":
             return is_whole(layout.evaluation_shard(0, "aime", 0))
-        store = StoredSamples(layout.root / "results" / FINGERPRINT.digest[:24])
-        return is_whole(store.batches(promised)[0].path)
+        return is_whole(StoredSamples(layout.root / "results" / FINGERPRINT.digest[:24]).batches(promised)[0].path)
 
     def outcome(self, layout: RunLayout) -> Any:
         return verify(layout.evaluation_shard(0, "aime", 0)).digest
@@ -348,8 +345,7 @@ class Regrading(Stored):
 
     def act(self, layout: RunLayout, promise: Promise) -> None:
         shard, waiting = layout.evaluation_shard(0, "aime", 0), layout.regraded_folder(0, "aime")
-        interrupted = regrade._finish_interrupted(waiting, [shard])
-        if interrupted or read_manifest(shard).about.get("grader") != "another":
+        if regrade._finish_interrupted(waiting, [shard]) or read_manifest(shard).about.get("grader") != "another":
             regrade._replace(layout, waiting, [shard], [read_group(shard)], "another")
             shutil.rmtree(waiting)
         promise("shard")

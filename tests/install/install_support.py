@@ -14,8 +14,7 @@ _NO_REGISTRY = re.compile(r"Connection refused|error sending request|dns error|c
 
 def shell(script: str) -> str:
     """What a script prints, run by bash in the root of the checkout."""
-    done = subprocess.run(["bash", "-euc", script], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    return done.stdout
+    return subprocess.run(["bash", "-euc", script], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
 
 
 def require_registry(done: subprocess.CompletedProcess[str]) -> None:

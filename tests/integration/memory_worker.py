@@ -146,8 +146,7 @@ def main() -> None:
     choose_kernels(None)
     ranks = Ranks(rank, world_size, rank)
     join(ranks, address, timeout_s=240)
-    found = measure(case, Path(case["models"]), ranks)
-    (folder / f"memory-{rank}.json").write_text(json.dumps(asdict(found)))
+    (folder / f"memory-{rank}.json").write_text(json.dumps(asdict(measure(case, Path(case["models"]), ranks))))
     end_at_once()
 
 

@@ -102,8 +102,7 @@ time.sleep(600)
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that has the turn until it is told to end."""
-    command = [sys.executable, "-c", HOLDER, str(tmp_path / "turn")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "turn")], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"True\n"
         yield process

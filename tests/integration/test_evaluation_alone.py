@@ -48,8 +48,7 @@ def test_samples_are_shared_and_added_to(quickstart: RunLayout, tmp_path: Path) 
     at_once = drawn(quickstart)  # the run itself has sampled both at once, beside those of many other problems
     assert sum(ids == at_once[place] for place, ids in drawn(more).items()) >= 11, "rounding may decide at one place"
 
-    rule = "evaluation.benchmarks.0.problems.extraction=any_box"
-    judged = evaluate(start, tmp_path, "judged", 2, "--set", rule)
+    judged = evaluate(start, tmp_path, "judged", 2, "--set", "evaluation.benchmarks.0.problems.extraction=any_box")
     assert servers(judged) == 0, "all samples are in the results folder; another grader judges them"
     assert drawn(judged) == drawn(more)
     assert len({read_manifest(path).about["grader"] for path in store.glob("problems/*/*")}) == 2

@@ -162,8 +162,7 @@ def test_a_thought_that_is_cut_or_ends_at_once_has_its_end_as_a_boundary() -> No
 
 def test_rollouts_of_one_group_may_start_in_several_places() -> None:
     """Two go on from a prefix, one is forced to answer there."""
-    prefix = TOKENIZER.encode("First, x=3\n\n")
-    context = [*PROMPTS[0], *prefix]
+    context = [*PROMPTS[0], *TOKENIZER.encode("First, x=3\n\n")]
     going_on = Start(context, 2, SamplingSettings(max_tokens=64), b"First, x=3\n\n")
     forced = Start([*context, *FORCED], 1, ANSWERING, b"First, x=3\n\n</think>", len(FORCED))
     group = PromptedGroup(Problem("p0", "?", "7"), PROMPTS[0], (going_on, forced))
@@ -218,8 +217,7 @@ def test_a_group_is_claimed_when_there_is_room_for_a_trace_of_it() -> None:
             running.append(generator.running)
             yield group
 
-    sampler = RolloutSampler(generator, TOKENS, plan(), room=asyncio.Semaphore(3))
-    assert len(sampled(sampler, claimed())) == 10
+    assert len(sampled(RolloutSampler(generator, TOKENS, plan(), room=asyncio.Semaphore(3)), claimed())) == 10
     assert max(running) < 3
 
 

@@ -254,8 +254,7 @@ def test_another_user_reaches_no_socket_of_the_server(reached: Reached) -> None:
     assert reached.server.socket in listening
     for socket in listening:
         command = [sys.executable, "-I", "-c", STRANGER, str(socket)]
-        stranger = subprocess.run(command, user=NOBODY, group=NOBODY, extra_groups=[], check=False)
-        assert stranger.returncode == 13, socket
+        assert subprocess.run(command, user=NOBODY, group=NOBODY, extra_groups=[], check=False).returncode == 13, socket
 
 
 def test_it_listens_on_no_port_for_http(reached: Reached) -> None:

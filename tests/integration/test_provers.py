@@ -71,8 +71,7 @@ class Policy:
         first = probabilities(before)
         while len(drawn) < request.settings.max_tokens:
             p = probabilities([*before, *drawn])
-            likeliest = sorted(range(len(p)), key=lambda t: -p[t])[: request.top]
-            tops.append({t: math.log(p[t]) for t in likeliest})
+            tops.append({t: math.log(p[t]) for t in sorted(range(len(p)), key=lambda t: -p[t])[: request.top]})
             drawn.append(rng.choices(range(len(p)), p)[0])
             logprobs.append(math.log(p[drawn[-1]]))
             if drawn[-1] in request.settings.stop_token_ids:

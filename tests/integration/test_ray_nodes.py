@@ -113,8 +113,7 @@ def test_no_port_is_open_to_other_machines(two_nodes: RayNode) -> None:
 
 
 def test_no_other_user_reaches_the_sockets(two_nodes: RayNode) -> None:
-    ray_nodes = [p for p in family(two_nodes.pid) if p.name() in ("raylet", "gcs_server")]
-    sockets = unix_sockets(ray_nodes)
+    sockets = unix_sockets([p for p in family(two_nodes.pid) if p.name() in ("raylet", "gcs_server")])
     assert sockets
     for socket in sockets:
         assert any(stat.S_IMODE(folder.stat().st_mode) == 0o700 for folder in socket.parents), socket
@@ -135,8 +134,7 @@ def test_nothing_outlives_a_task_that_is_killed(tmp_path: Path, scratch: Path) -
     """The back end ends the other rank with a signal; it waits no longer than its deadline for rank 0."""
     first, second = (start(tmp_path, rank, scratch) for rank in (0, 1))
     assert first.stdout is not None
-    node = int(first.stdout.readline())
-    processes = [*family(node), *family(second.pid)]
+    processes = [*family(int(first.stdout.readline())), *family(second.pid)]
     first.kill()
     second.terminate()
     assert_gone(processes)

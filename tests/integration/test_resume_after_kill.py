@@ -104,8 +104,7 @@ def test_no_group_was_completed_twice(killed_run: RunLayout) -> None:
 
 
 def test_no_evaluated_problem_was_sampled_twice(killed_run: RunLayout) -> None:
-    events = read_events(killed_run.events, EventKind.PART_COMMITTED)
-    parts = Counter((e["version"], e["position"]) for e in events)
+    parts = Counter((e["version"], e["position"]) for e in read_events(killed_run.events, EventKind.PART_COMMITTED))
     assert len(read_problems(killed_run.benchmark_data("held-out"))) == EVALUATED
     # Those of both versions may be committed at the moment of a stop, before their events are written.
     assert 0 < len(parts) <= 2 * EVALUATED

@@ -23,8 +23,7 @@ SMALLEST = {
 def test_a_run_of_one_iteration_ends_with_its_report(tmp_path: Path) -> None:
     options = [word for field, value in SMALLEST.items() for word in ("--set", f"{field}={value}")]
     layout = RunLayout(tmp_path / "run")
-    printed = submit(ROOT / "recipes" / "small_world" / "mrt_online.yaml", layout.root, *options)
-    assert str(layout.report) in printed
+    assert str(layout.report) in submit(ROOT / "recipes" / "small_world" / "mrt_online.yaml", layout.root, *options)
     metrics = IterationMetrics.read(layout.metrics(0))
     assert (metrics.problems, metrics.rollouts) == (4, 16)
     assert (metrics.branches or 0) > 0

@@ -55,8 +55,7 @@ def qwen() -> Tokenizer:
 def beginning(tokenizer: Tokenizer, *first: str) -> Tokenizer:
     tokenizer.add_special_tokens([*first])
     named = [(token, tokenizer.token_to_id(token)) for token in first]
-    single = " ".join([*first, "$A"])
-    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=named)
+    tokenizer.post_processor = processors.TemplateProcessing(single=" ".join([*first, "$A"]), special_tokens=named)
     return tokenizer
 
 
@@ -196,8 +195,7 @@ def test_the_tokenizer_of_a_family_brings_back_texts_and_tokens_and_begins_promp
     stored = StoredTokens.read(tmp_path / "tokenizer.json").cut(trace, [0, len(trace)], TRACE)
     assert stored is not None and stored.episodes == (TRACE,)
     (anchor,) = prompter.ids("x")
-    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    for token in {*range(len(tokenizer))} - special:
+    for token in {*range(len(tokenizer))} - {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}:
         try:
             whole = tokens.table[token].decode()
         except UnicodeDecodeError:  # a part of a character
@@ -224,8 +222,7 @@ def test_a_tokenizer_that_does_not_bring_back_a_text_is_refused(fault: str, tmp_
         tokenizer.add_special_tokens([AddedToken("</think>", rstrip=True)])
     else:
         tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace(" ", "")])
-    error = refusal(refuse_lossy, prompter_of(tokenizer, tmp_path), TEXTS, "model.path")
-    assert "model.path" in str(error.where)
+    assert "model.path" in str(refusal(refuse_lossy, prompter_of(tokenizer, tmp_path), TEXTS, "model.path").where)
 
 
 def test_files_that_are_no_tokenizer_and_families_whose_bytes_are_unknown_are_refused(tmp_path: Path) -> None:
@@ -271,5 +268,4 @@ def test_the_pieces_of_random_ids_join_to_what_the_tokenizer_decodes(name: str) 
 @pytest.mark.parametrize("text", ["7", " 7", "\n\n</think>\n\nab", "x"])
 def test_a_text_that_goes_on_gets_no_space_of_the_tokenizers_own(name: str, text: str) -> None:
     tokenizer = fast(legacy(prepends=True)) if name == "prepends" else TOKENIZERS[name]
-    prompter = Prompter(tokenizer, Prompt(), (0,))
-    assert TokenBytes(tokenizer).text(prompter.ids(text)) == text
+    assert TokenBytes(tokenizer).text(Prompter(tokenizer, Prompt(), (0,)).ids(text)) == text

@@ -158,15 +158,13 @@ def test_packed_rows_hold_no_padding_and_entropy_is_measured_only_when_asked_for
     assert packed["padding_share"] == 0 < padded["padding_share"]
     assert packed["positions"] < padded["positions"] and packed["computed_tokens"] == padded["computed_tokens"]
     assert packed["entropy"] is None
-    fused = measured(folder, 2, "0:128:fp32:1:f")["updates"][0]
-    assert fused["entropy"] == pytest.approx(padded["entropy"], rel=1e-5)
+    assert measured(folder, 2, "0:128:fp32:1:f")["updates"][0]["entropy"] == pytest.approx(padded["entropy"], rel=1e-5)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_rows_that_ranks_share_are_filled_up_to_equal_parts(folder: Path, world_size: int) -> None:
     shared = measured(folder, world_size, "0:40:fp32:1:2e")["updates"]
-    alone = measured(folder, world_size // 2, "0:40:fp32:1:e")["updates"]
-    for ours, theirs in zip(shared, alone, strict=True):
+    for ours, theirs in zip(shared, measured(folder, world_size // 2, "0:40:fp32:1:e")["updates"], strict=True):
         assert (ours["micro_steps"], ours["computed_tokens"]) == (theirs["micro_steps"], theirs["computed_tokens"])
         filler = ours["positions"] - theirs["positions"]
         assert 0 <= filler <= 2 * ours["micro_steps"] and ours["positions"] % 2 == 0
@@ -197,8 +195,7 @@ def test_bfloat16_is_near(folder: Path, world_size: int, variant: str) -> None:
 def test_the_difference_between_engine_and_trainer_is_told(folder: Path, world_size: int) -> None:
     batch = random_batch(1)
     trainer = PlainTrainer(folder / "model", settings())
-    old = trainer.old_logprobs(random_batch(0))
-    trainer.gradients(random_batch(0), old)
+    trainer.gradients(random_batch(0), trainer.old_logprobs(random_batch(0)))
     trainer.apply(settings().training.learning_rate)
     computed = [(s, o) for s, o in zip(batch, trainer.old_logprobs(batch), strict=True) if s.has_signal]
     differences = [(o - torch.from_numpy(s.behaviour_logprobs))[torch.from_numpy(s.mask)] for s, o in computed]

@@ -106,14 +106,12 @@ def test_a_loss_has_one_gradient_in_every_division(folder: Path, ranks: int, div
     for case, (loss, gradients) in found.items():
         expected, by_name = plain(folder)[case]
         assert loss == pytest.approx(expected, abs=TOLERANCE), case
-        largest = max(float((gradients[name] - by_name[name]).abs().max()) for name in by_name)
-        assert largest < TOLERANCE, case
+        assert max(float((gradients[name] - by_name[name]).abs().max()) for name in by_name) < TOLERANCE, case
         assert max(float(g.abs().max()) for g in by_name.values()) > 1e-3, "something was compared"
 
 
 def test_losses_and_aggregations_differ_here(folder: Path) -> None:
-    losses = sorted(loss for loss, _ in plain(folder).values())
-    assert min(b - a for a, b in pairwise(losses)) > 10 * TOLERANCE
+    assert min(b - a for a, b in pairwise(sorted(loss for loss, _ in plain(folder).values()))) > 10 * TOLERANCE
 
 
 # -- in each rank
@@ -140,8 +138,7 @@ def measure(ranks: Ranks, model: str, chosen: TrainerSettings) -> dict[str, obje
     perturb([*trainer.policy.parameters()])
     for case in CASES:
         trainer.settings = of_case(case, chosen)
-        loss = trainer.settings.training.loss
-        if loss.whole_sequences and chosen.training.sequence_parallel > 1:
+        if trainer.settings.training.loss.whole_sequences and chosen.training.sequence_parallel > 1:
             continue
         tally = Tally(torch.device("cpu"))
         trainer.accumulate(trainer.prepare(batch()), old, tally=tally)

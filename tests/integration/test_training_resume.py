@@ -324,8 +324,7 @@ def finish(layout: RunLayout, ranks: Ranks) -> dict[str, torch.Tensor]:
 def sample(layout: RunLayout, iteration: int) -> None:
     """The second group has no right answer, and in each the limit cut a trace."""
     recipe = task_of(layout, TRAINER).recipe
-    problems = draw_problems(read_problems(layout.train_data), recipe.seed, iteration, 2)
-    for position, problem in enumerate(problems):
+    for position, problem in enumerate(draw_problems(read_problems(layout.train_data), recipe.seed, iteration, 2)):
         draw = np.random.default_rng((iteration, position))
         traces = [trace(draw, iteration, problem.id, number, position) for number in range(SIZE)]
         tokens = sum(rollout.tokens for rollout, _ in traces)

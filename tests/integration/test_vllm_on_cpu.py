@@ -52,8 +52,7 @@ def at(position: int) -> NDArray[np.int64]:
 def assert_drawn_from(table: NDArray[Any], expected: NDArray[Any]) -> None:
     """Pearson's test of counts against the probabilities of their cells."""
     expected = expected * table.sum()
-    statistic = float(((table - expected) ** 2 / expected).sum())
-    assert chi2.sf(statistic, table.size - 1) > RARE
+    assert chi2.sf(float(((table - expected) ** 2 / expected).sum()), table.size - 1) > RARE
 
 
 def assert_follow(ids: NDArray[np.int64]) -> None:
@@ -151,8 +150,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> HoldingScheduler:
 
 
 def passed_on(scheduler: HoldingScheduler, *outputs: EngineCoreOutput) -> list[tuple[str, list[int]]]:
-    found = scheduler.update_from_output(None, list(outputs))
-    given = [output for one in found.values() for output in one.outputs]
+    given = [output for one in scheduler.update_from_output(None, list(outputs)).values() for output in one.outputs]
     for output in given:
         told = output.new_logprobs
         assert told.logprob_token_ids[:, 0].tolist() == output.new_token_ids

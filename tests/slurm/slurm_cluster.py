@@ -153,8 +153,7 @@ def _without_caches() -> dict[str, str]:
 
 
 def recorded_ids(printed: str) -> dict[str, str]:
-    lines = (json.loads(line) for line in printed.splitlines())
-    return {line["name"]: line["id"] for line in lines}
+    return {line["name"]: line["id"] for line in map(json.loads, printed.splitlines())}
 
 
 def wait_for_end(ids: Mapping[str, str], seconds: float = 300) -> dict[str, QueuedTask]:

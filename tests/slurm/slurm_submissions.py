@@ -54,8 +54,7 @@ def run_directory(cluster: Cluster, name: str, the_plan: Plan) -> RunLayout:
     """As much of a run directory as a task reads."""
     layout = RunLayout(cluster.run_dir(name))
     changes = (f"resilience.retries={RETRIES}", "resilience.heartbeat_limit_s=5.0", "evaluation.benchmarks=[]")
-    recipe = load_recipe(QUICKSTART, changes)
-    layout.recipe_lock.write_text(lock_text(recipe))
+    layout.recipe_lock.write_text(lock_text(load_recipe(QUICKSTART, changes)))
     layout.plan.write_text(the_plan.model_dump_json())
     return layout
 

@@ -149,8 +149,7 @@ def _time_is_over() -> bool:
     """
     task = SlurmTask.from_environment()
     assert task is not None
-    end = run_slurm(["squeue", "--noheader", f"--jobs={task.task_id}", "--format=%e"]).strip()
-    return time.time() > int(end) + 1.2
+    return time.time() > int(run_slurm(["squeue", "--noheader", f"--jobs={task.task_id}", "--format=%e"]).strip()) + 1.2
 
 
 def spends(run_dir: str, job_name: str) -> None:

@@ -70,8 +70,7 @@ def test_a_benchmark_is_evaluated_through_a_preemption(cluster: Cluster) -> None
 
 def evaluation(cluster: Cluster, run: Path, sbatch: dict[str, str], release: Path) -> RunLayout:
     """Submit one with a results folder of its own, whose answers wait for ``release``."""
-    held = {HELD_FROM: str(run.parent), HELD_UNTIL: str(release)}
-    environment = {**cluster.site().environment, **held}
+    environment = {**cluster.site().environment, HELD_FROM: str(run.parent), HELD_UNTIL: str(release)}
     site = site_file(cluster, run, partitions={"cpu": "preempt"}, sbatch=sbatch, environment=environment)
     source = "verifier: 'slurm_verifier:HeldVerifier', extraction: after_thought"
     problems = f"{{type: jsonl, path: {run.parent / f'{NAME}.jsonl'}, {source}}}"

@@ -30,8 +30,7 @@ def pushed_out(cluster: Cluster, site: SlurmSite, *names: str) -> tuple[RunLayou
 
 def check_return(layout: RunLayout, ids: dict[str, str]) -> None:
     """Both left in the grace time, one saved something first, and both came back; neither counts as failed."""
-    states = wait_for_end(ids)
-    assert {state.state for state in states.values()} == {QueueState.COMPLETED}
+    assert {state.state for state in wait_for_end(ids).values()} == {QueueState.COMPLETED}
     wanted = {"done": 1, "pushed": 2, "saves": 2, "after-pushed": 1}
     assert {name: started(layout)[name] for name in wanted} == wanted
     assert [note["restarts"] for note in notes(layout.root) if note["what"] == "saved"] == [0]
@@ -45,8 +44,7 @@ def test_preemption_by_partition(cluster: Cluster) -> None:
     Slurm looks every 30 s which times are over, and ends the task itself where that moment comes first; it then starts
     once more.
     """
-    site = cluster.site(partitions={"cpu": "preempt"})
-    layout, ids = pushed_out(cluster, site, "pushed", "saves", "outlasts")
+    layout, ids = pushed_out(cluster, cluster.site(partitions={"cpu": "preempt"}), "pushed", "saves", "outlasts")
     check_return(layout, ids)
     *starts, end = [note["what"] for note in notes(layout.root) if note["job"] == "outlasts"]
     assert end == "end" and starts in (["start"], ["start", "start"])

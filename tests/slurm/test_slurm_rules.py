@@ -39,6 +39,5 @@ def test_a_run_ends_well_whatever_the_cluster_changes(rules_cluster: Cluster, mo
     print(table([outcome]))
     assert (outcome.exit_code, outcome.audit.violations) == (0, [])
     assert {strike.kind for strike in outcome.strikes} == set(KINDS)
-    layout = run.target().layout
-    last = queued_fields(submissions(layout)[-1].job_id)
+    last = queued_fields(submissions(run.target().layout)[-1].job_id)
     assert (last["requeue"], last["partition"]) == ("0", "preempt"), "the plugin's word, and not the shell's"

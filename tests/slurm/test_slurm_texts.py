@@ -39,8 +39,7 @@ def text_of(one: Job, site: SlurmSite = SITE, layout: RunLayout = LAYOUT) -> str
 def asked(text: str) -> dict[str, str]:
     """The #SBATCH lines as sbatch reads them; an option without a value has an empty one."""
     lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH --")]
-    pairs = (line.partition("=") for line in lines)
-    return {name: shlex.split(value)[0] if value else "" for name, _, value in pairs}
+    return {name: shlex.split(value)[0] if value else "" for name, _, value in (line.partition("=") for line in lines)}
 
 
 TABLES = tables("slurm_texts")
@@ -112,8 +111,7 @@ def commands_of(folder: Path, text: str) -> tuple[list[str], list[str]]:
     start = words.index("/bin/bash")
     path = {"PATH": f"{folder}:{os.environ['PATH']}", "TMPDIR": str(folder / "a&b")}
     done = subprocess.run(words[start:], env=path, capture_output=True, text=True, check=True)
-    settles = shlex.split(text.split("settle() {")[1].split("$code")[0])
-    return done.stdout.splitlines(), settles
+    return done.stdout.splitlines(), shlex.split(text.split("settle() {")[1].split("$code")[0])
 
 
 def test_a_command_of_the_profile_starts_the_image_with_the_folders_of_the_run(tmp_path: Path) -> None:

@@ -48,8 +48,7 @@ def test_a_task_of_two_nodes_outlives_a_rank(cluster: Cluster) -> None:
     environment = {**cluster.site().environment, HELD_FROM: str(version), HELD_UNTIL: str(released)}
     layout, ids = sent(cluster, run, CHANGES, environment=environment)
     target = Target(layout, None, cluster, None)
-    what = "a server"
-    wait_until(lambda: read_events(layout.events, EventKind.SERVER_STARTED), reason=what, deadline_s=DEADLINE_S)
+    wait_until(lambda: read_events(layout.events, EventKind.SERVER_STARTED), reason="a server", deadline_s=DEADLINE_S)
     ranks = sorted(target.tasks("inference"), key=lambda p: p.environ()["SLURM_PROCID"])
     by_node = {rank.environ()["SLURMD_NODENAME"]: rank for rank in ranks}
     assert len(by_node) == 2

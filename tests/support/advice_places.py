@@ -40,8 +40,7 @@ class Place(NamedTuple):
     @property
     def pattern(self) -> re.Pattern[str]:
         """What the text looks like with its values, however its lines are broken."""
-        plain = self.text.replace("{{", "\0").replace("}}", "\1")
-        parts = re.split(r"\{\w*\}", plain)
+        parts = re.split(r"\{\w*\}", self.text.replace("{{", "\0").replace("}}", "\1"))
         words = (r"\s+".join(map(re.escape, SHOWN.split(part))) for part in parts)
         return re.compile(".*?".join(words).replace("\0", r"\{").replace("\1", r"\}"), re.DOTALL)
 

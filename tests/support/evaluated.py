@@ -150,5 +150,4 @@ def commit_traces(
     ]
     costs = GroupStatistics(0, 0, 0, 0, 0, 0, 0, {})
     sampled = Sampled(rollouts=rollouts, branches=branches, values=values, statistics=costs)
-    place = layout.evaluation_shard(version, BENCHMARK, shard)
-    assert commit_group(place, sampled, settings=settings, grader=grader)
+    assert commit_group(layout.evaluation_shard(version, BENCHMARK, shard), sampled, settings=settings, grader=grader)

@@ -43,8 +43,7 @@ class Repository:
 
 def serving(*repositories: Repository) -> Iterator[str]:
     """The address of a server that has these repositories, while the caller needs it."""
-    handler = type("Handler", (_Handler,), {"repositories": repositories})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"repositories": repositories}))
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"

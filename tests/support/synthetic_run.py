@@ -145,13 +145,11 @@ class SyntheticRun:
             for n in range(EPISODES)
         ]
         answer = problem.answer if right else "0"
-        rest = self._ids(f"\n</think>\n\n\\boxed{{{answer}}}")
-        ids = [token for episode in episodes for token in episode] + rest
-        ends = np.cumsum([0, *map(len, episodes)])
+        ids = [token for episode in episodes for token in episode] + self._ids(f"\n</think>\n\n\\boxed{{{answer}}}")
         rollout = rollout_with(
             [*ids, self.tokenizer.eos_token_id], iteration=iteration, problem_id=problem.id, sample=sample, seed=sample,
             weights_version=iteration, text=self.tokens.text(ids), answer=answer, reward=float(right),
-            boundaries=[int(end) for end in ends],
+            boundaries=[int(end) for end in np.cumsum([0, *map(len, episodes)])],
         )  # fmt: skip
         return rollout, reached
 

@@ -39,8 +39,7 @@ def put_together(node: ast.expr) -> bool:
 
 def pairs(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """The names that an assignment binds, each with its value."""
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    for target in targets:
+    for target in node.targets if isinstance(node, ast.Assign) else []:
         if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
             yield from ((ast.unparse(t), v) for t, v in zip(target.elts, node.value.elts, strict=True))
         elif isinstance(target, ast.Name):

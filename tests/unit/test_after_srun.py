@@ -35,8 +35,7 @@ def calls(said: str = "", **other: object) -> tuple[list[str], int]:
     script = f"{begin}{given}{EPILOGUE.read_text()}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert not done.stdout
-    called = done.stderr.splitlines()
-    return [line for n, line in enumerate(called) if n or line != "settle "], done.returncode
+    return [line for n, line in enumerate(done.stderr.splitlines()) if n or line != "settle "], done.returncode
 
 
 def in_seconds(seconds: float) -> str:
@@ -61,8 +60,7 @@ def test_what_is_called_after_srun(said: str, given: dict[str, object], called: 
 
 
 def test_a_cluster_that_forbids_it_is_asked_once_and_one_that_is_busy_again() -> None:
-    disabled = "echo Requested operation is presently disabled for job 7 >&2; false"
-    called, code = calls(refusal=disabled)
+    called, code = calls(refusal="echo Requested operation is presently disabled for job 7 >&2; false")
     assert (called[0], called[2:], code) == (REQUEUED, ["settle forbidden"], 75)
     called, _ = calls(refusal="echo slurm_update error: Unable to contact slurm controller >&2; false")
     assert called.count(REQUEUED) == 5

@@ -104,8 +104,7 @@ def test_a_window_that_only_a_mask_shows_is_refused_in_a_packed_row(tmp_path: Pa
     attend, mask = ALL_ATTENTION_FUNCTIONS[PACKED_ATTENTION], ALL_MASK_ATTENTION_FUNCTIONS[PACKED_ATTENTION]
     assert mask() is None
     attend(model, states, states, states, None, segments=segments)
-    asked = partial(attend, segments=segments)
-    refused = refusal(asked, model, states, states, states, mask(local_size=4096))
+    refused = refusal(partial(attend, segments=segments), model, states, states, states, mask(local_size=4096))
     assert refused.where == "training.batching"
 
 

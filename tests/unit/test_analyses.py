@@ -73,8 +73,7 @@ def test_areas_of_the_first_episodes() -> None:
 def test_default_budgets_end_at_the_last_boundary_where_it_has_more_tokens() -> None:
     """The longest trace has 70 tokens; an answer after 60 of them takes 12 more with prompt and answer."""
     for counted, largest in (("sampled", 70), ("all", 72)):
-        table = analyse_regret([replace(MODEL, counted=counted)], ()).tables[0]
-        assert max(row[1] for row in table.rows) == largest
+        assert max(row[1] for row in analyse_regret([replace(MODEL, counted=counted)], ()).tables[0].rows) == largest
     limited = replace(MODEL, counted="all", limit=71)
     assert max(row[1] for row in analyse_regret([limited, replace(MODEL, counted="all")], ()).tables[0].rows) == 71
     refused = refusal(analyse_regret, [limited], [64, 72])
@@ -93,8 +92,7 @@ def test_a_model_that_does_not_think_stands_beside_the_votes() -> None:
     assert scaling.votes_of(MODEL) == [1, 2, 4]
     # problem ``a`` loses by thinking on, ``b`` stays: [maj@4]_j is 1, 0.875 and 0.75
     earlier = {row[:3]: row[5] for row in found.tables[1].rows}
-    gains = [earlier["model", "maj@4 at prefix", j] for j in (0, 1)]
-    assert gains == pytest.approx([-0.25, -0.125])
+    assert [earlier["model", "maj@4 at prefix", j] for j in (0, 1)] == pytest.approx([-0.25, -0.125])
     advice = f"mrt-hpc eval runs/direct {model_samples.prover_options(direct)}"
     assert refusal(analyse_scaling, [direct]).advice == advice
 
@@ -303,8 +301,7 @@ def test_a_forced_answer_counts_as_the_answer_of_a_complete_trace_does() -> None
     assert [tokens_at(middle, counted, n) for counted, n in asked] == [500, 2100, 700, 1100]
     with pytest.raises(ValueError, match="a boundary has no branch"):
         tokens_at(replace(middle, forced=()), "all", 0)
-    refused = refusal(efficiencies, [replace(long_answers(0), counted="all")])
-    assert refused.advice == "--tokens sampled"
+    assert refusal(efficiencies, [replace(long_answers(0), counted="all")]).advice == "--tokens sampled"
 
 
 SHORT = unvalued({"a": ("R", 64), "b": ("R", 128)}, "short")
@@ -327,8 +324,7 @@ def test_ratios_of_tokens_are_corrected_for_all_levels_and_models() -> None:
     """
     draws = np.concatenate([np.full(19, 0.9), np.full(1981, 1.2), [np.nan]])
     assert efficiency.p_of_ratio(draws, 10**6) == pytest.approx(40 / 2001, rel=1e-3)
-    by_t = [efficiency.p_of_ratio(one, 30) for one in (draws, 1 / draws)]
-    assert by_t == pytest.approx([0.0296528] * 2, rel=1e-4)
+    assert [efficiency.p_of_ratio(one, 30) for one in (draws, 1 / draws)] == pytest.approx([0.0296528] * 2, rel=1e-4)
     assert efficiency.p_of_ratio(np.full(2000, 1.2), 2) > 0.2, "two problems show little, whatever the draws are"
     assert efficiency.p_of_ratio(np.ones(9), 30) == efficiency.p_of_ratio(draws, 1) == 1.0
     one = tokens_to(efficiencies([SHORT]), 0.5, seed=1)[0]

@@ -222,8 +222,7 @@ def test_the_same_command_draws_once_a_queued_evaluation_is_done(submissions: Su
     analyze(*command)
     first, other, again = submissions.roots
     assert first == again != other, "the same directory, and another benchmark has its own"
-    drawn = rows(first / "analysis" / "regret" / "regret.csv")
-    assert [row["model"] for row in drawn] == ["grpo@0", "grpo@20"]
+    assert [row["model"] for row in rows(first / "analysis" / "regret" / "regret.csv")] == ["grpo@0", "grpo@20"]
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,7 @@ def test_a_batch_is_what_an_algorithm_learns_and_status_is_what_the_command_prin
     stored = zip(*(rollouts[name].to_pylist() for name in ("problem_id", "sample", "reward")), strict=True)
     assert sorted((r.problem_id, r.sample, r.reward) for r in run.batch(3).rollouts) == sorted(stored)
     printed = json.loads(typed("status", run.path, "--json").output)
-    said = run.status().model_dump(mode="json")
-    assert {**said, "time": 0.0} == {**printed, "time": 0.0}
+    assert {**run.status().model_dump(mode="json"), "time": 0.0} == {**printed, "time": 0.0}
 
 
 def test_a_run_that_has_not_begun_has_empty_tables_with_columns(tmp_path: Path) -> None:
@@ -128,8 +127,7 @@ def test_a_comparison_has_the_numbers_that_the_command_prints() -> None:
     assert [dict(row) for row in found.rows] == printed["comparisons"] and [*found.notes] == printed["notes"]
     assert found.table().num_rows == len(found.rows) == 5, "of tokens there is no mean"
     assert len(compare("runs/quickstart").rows) == 3, "its first version with its last, and the mean"
-    arms = compare(arms={"a": ["runs/quickstart@0"], "b": "runs/mrt-online@0"})
-    assert {row["first"] for row in arms.rows} == {"a"}
+    assert {row["first"] for row in compare(arms={"a": ["runs/quickstart@0"], "b": "runs/mrt-online@0"}).rows} == {"a"}
 
 
 def test_a_recipe_is_submitted_and_its_run_is_returned(here: Path, tmp_path: Path) -> None:

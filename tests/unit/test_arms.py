@@ -37,8 +37,7 @@ def test_the_error_over_seeds_and_problems_by_hand() -> None:
     squared = 0.02 + 0.0133333 / 3
     assert gain.error == pytest.approx(math.sqrt(squared), rel=1e-5)
     assert gain.degrees == pytest.approx(squared**2 / (0.01**2 + 0.01**2 + (0.0133333 / 3) ** 2 / 2), rel=1e-5)
-    half = intervals.t_quantile(gain.degrees) * gain.error
-    assert gain.interval.low == pytest.approx(gain.mean - half)
+    assert gain.interval.low == pytest.approx(gain.mean - intervals.t_quantile(gain.degrees) * gain.error)
     assert gain.seeds == (VariancePart(pytest.approx(0.02), 2.0, 2),), "both arms together, where they are equal"
     alone = crossed_gain([(BEFORE[:1], AFTER)]).seeds
     assert alone == (VariancePart(pytest.approx(0.01), 1.0),), "a single run shows nothing of other seeds"
@@ -98,8 +97,7 @@ def test_the_accuracy_of_an_arm_by_hand() -> None:
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 def test_an_arm_s_own_interval_holds_where_most_problems_are_hard(seeds: int) -> None:
     """64 samples of each of 30 problems, of which nine in ten are hardly ever solved: 85 to 89 % before."""
-    hard = Recipes(HARD, 0.4, 0.0, samples=64)
-    assert hard.first_covered(400, seeds, 30).share > 0.94
+    assert Recipes(HARD, 0.4, 0.0, samples=64).first_covered(400, seeds, 30).share > 0.94
 
 
 @pytest.mark.parametrize(("spread", "interaction"), [(0.0, 0.0), (0.4, 0.0), (0.15, 0.5)])
@@ -124,8 +122,7 @@ def test_the_seeds_needed_show_the_difference_and_one_less_does_not() -> None:
             squares = [(part.size * 4 / count) ** 2 / (2 * (count - 1)) for part in gain.seeds]
             degrees = error**4 / (sum(squares) + gain.problems[0].size ** 2 / 299)
             assert (intervals.detectable(error, degrees, together) <= 0.05) is shown
-    least = 2 * math.sqrt(gain.problems[0].size)
-    assert intervals.seeds_needed(gain, least) is None, "the problems alone are too few"
+    assert intervals.seeds_needed(gain, 2 * math.sqrt(gain.problems[0].size)) is None, "the problems alone are too few"
 
 
 def arm(name: str, *runs: Sequence[float], tokens: Sequence[int] = (10,) * 12) -> Arm:
@@ -171,8 +168,7 @@ def test_more_tokens_are_no_verdict_and_notes_are_said_once() -> None:
 
 def test_the_problems_needed_where_no_number_of_seeds_is_enough() -> None:
     """Gains of 0.5, 0.4 and 0.7 as above: 0.0133333 / 3 for problems, 0.0133333 for one."""
-    gain = crossed_gain([(BEFORE, AFTER)])
-    assert gain.problems[0].size * 3 == pytest.approx(0.0133333, rel=1e-4)
+    assert crossed_gain([(BEFORE, AFTER)]).problems[0].size * 3 == pytest.approx(0.0133333, rel=1e-4)
     (found,) = compare([arm("old", *BEFORE.tolist())], [[arm("new", *AFTER.tolist())]], [measure_of("pass@1")])
     assert found.seeds_needed(0.1) is None
     assert found.problems_beyond_seeds(0.1) == intervals.problems_needed(0.0133333, 0.1)

@@ -22,8 +22,7 @@ def test_the_flops_are_those_of_the_formula(name: str, batching: Batching) -> No
     attention = 64 * 64 * 2 + 64 * 32 * 2 + 64 + 32 + 32  # query, output, key and value, and three biases
     layers = 2 * (attention + 3 * 64 * 192 + 2 * 64)
     squares = sum(2 * len(prefix) - 1 for prefix in computed)
-    trained = sum(s.trained_tokens for s in SETS[name])
-    expected = 6 * (len(computed) * layers + trained * 2048 * 64 + 2 * 64 * squares)
+    expected = 6 * (len(computed) * layers + sum(s.trained_tokens for s in SETS[name]) * 2048 * 64 + 2 * 64 * squares)
     assert flops(CONFIG, SETS[name], batches_of(SETS[name], batching, 100_000)) == expected
     one, two, three = (flops(config_of("tiny", layers), TRACES, []) for layers in (1, 2, 3))
     assert two - one == three - two > 0, "the layers that there are"

@@ -254,11 +254,9 @@ def test_every_field_of_an_evaluation_stands_in_a_digest_or_decides_no_result(ru
     limits = {"max_prompt_tokens": "60", "long_prompts": "drop"}  # they decide the problems, which are in the digest
     summary, neither = {"regret_budgets": "[32]", "regret_tokens": "all"}, {"every": "3", "results": "r", **limits}
     assert set(Evaluation.model_fields) == deciding | summary.keys() | neither.keys() | {"suite"}
-    asked = run.submit()
-    now = evaluation_settings(run.layout, asked)["held-out"]
+    now = evaluation_settings(run.layout, run.submit())["held-out"]
     for field, value in (summary | neither).items():
-        changed = load_recipe(QUICKSTART, (f"evaluation.{field}={value}",))
-        then = evaluation_settings(run.layout, changed)["held-out"]
+        then = evaluation_settings(run.layout, load_recipe(QUICKSTART, (f"evaluation.{field}={value}",)))["held-out"]
         assert (then.sampled, then.summarised == now.summarised) == (now.sampled, field in neither), field
 
 

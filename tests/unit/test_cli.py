@@ -193,8 +193,7 @@ def writers(path: Path) -> Iterator[str]:
 def test_commands_write_through_one_exit() -> None:
     """Whatever a command prints is printed by `terminal.py`, where no text of others has an effect."""
     commands = [p for p in PACKAGE.rglob("*.py") if p != EXIT and p.relative_to(PACKAGE).parts[0] not in TASKS]
-    found = [line for path in commands for line in writers(path) if not line.endswith(("isatty", "fileno"))]
-    assert found == []
+    assert [line for path in commands for line in writers(path) if not line.endswith(("isatty", "fileno"))] == []
 
 
 def test_words_of_a_command_are_the_same_words_for_a_shell_and_can_be_seen() -> None:

@@ -106,8 +106,7 @@ def test_unknown_measures_and_those_that_the_samples_do_not_give_are_refused() -
 def test_models_are_paired_by_problem() -> None:
     """Gains 0.5, 0, 0 and 0.5 in spite of another order, whose variance is 1/12: t = 1.732, 3 degrees of freedom."""
     before = model("old", {"a": [0, 0], "b": [1, 1], "c": [0, 1], "d": [0, 0]})
-    after = model("new", {"d": [1, 0], "c": [1, 0], "b": [1, 1], "a": [0, 1]})
-    (found,) = compared(before, after)
+    (found,) = compared(before, model("new", {"d": [1, 0], "c": [1, 0], "b": [1, 1], "a": [0, 1]}))
     expected = intervals.paired_difference({"a": 0, "b": 1, "c": 0.5, "d": 0}, {"a": 0.5, "b": 1, "c": 0.5, "d": 0.5})
     assert (found.gain.interval, found.problems, found.left_out, found.gain.mean) == (expected, 4, 0, 0.25)
     assert found.detectable == pytest.approx((3.182 + 0.978) * math.sqrt(1 / 12 / 4), abs=1e-3)
@@ -252,8 +251,7 @@ def test_status_has_the_names_of_the_models(alone: RunLayout) -> None:
         summary.write(alone.evaluation_summary(number, "held-out"))
     shown = typed("status", alone.root).output
     assert "grpo@0 " in shown and "grpo@20 " in shown and "v1 " not in shown
-    told = json.loads(typed("status", alone.root, "--json").stdout)["evaluations"]
-    assert told["models"] == ["grpo@0", "grpo@20"]
+    assert json.loads(typed("status", alone.root, "--json").stdout)["evaluations"]["models"] == ["grpo@0", "grpo@20"]
     alone.recipe_lock.write_text("damaged: [")
     assert "recipe.lock.yaml" in typed("status", alone.root).output, "and the results by number"
 

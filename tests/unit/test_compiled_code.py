@@ -214,8 +214,7 @@ def command(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Co
             vocab_size=512, architectures=["Qwen3ForCausalLM"],
         ).save_pretrained(weights)  # fmt: skip
         usual = {"max_model_len": 512, "extra_args": ("--enable-chunked-prefill",), "compiled_code": folder}
-        settings = ServerSettings(**{"model_dir": weights} | usual | changes)
-        return ServerCommand(settings, weights, 7, private, key=where)
+        return ServerCommand(ServerSettings(**{"model_dir": weights} | usual | changes), weights, 7, private, key=where)
 
     return made
 

@@ -59,8 +59,7 @@ def test_the_command_names_arguments_and_binds_and_makes_their_places(tmp_path: 
     built, binds = ["apptainer", "build", "--fakeroot"], ["--bind", first, "--bind", str(conf)]
     command = [*built, "--build-arg-file", ARGUMENTS, *binds, "/i/.a", "containers/cpu.def"]
     assert build_command(asked, Path("/i/.a"), tmp_path) == command
-    plain = build_command(ImageAsked("cpu", IMAGE), Path("/i/.a"), tmp_path)
-    assert plain == [*built, "/i/.a", "containers/cpu.def"]
+    assert build_command(ImageAsked("cpu", IMAGE), Path("/i/.a"), tmp_path) == [*built, "/i/.a", "containers/cpu.def"]
 
 
 def test_a_base_is_a_file_or_has_a_digest_and_binds_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +78,7 @@ def test_a_base_is_a_file_or_has_a_digest_and_binds_a_place(tmp_path: Path, monk
     command = build_command(asked, Path("/i/.a"), tmp_path)
     assert command[command.index("--bind") + 1] == f"{tmp_path}/pip.conf"
     for bind in ("pip.conf:etc/pip.conf", "pip.conf:/etc/pip conf", str(tmp_path / "missing")):
-        refused = refusal(arguments_of, ImageAsked("cpu", IMAGE, binds=(bind,)), tmp_path)
-        assert refused.value == bind.rpartition(":")[2]
+        assert refusal(arguments_of, ImageAsked("cpu", IMAGE, binds=(bind,)), tmp_path).value == bind.rpartition(":")[2]
 
 
 def test_an_image_appears_whole_with_its_checksum(tmp_path: Path) -> None:

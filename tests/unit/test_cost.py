@@ -163,8 +163,7 @@ def test_an_attempt_that_runs_has_lost_nothing(run: RunLayout) -> None:
 
 
 def test_an_attempt_that_waited_in_vain_and_gave_its_nodes_back_has_lost_nothing(run: RunLayout) -> None:
-    waited = [(3100, use(Use.WAITING)), (3700, ENDED | {"outcome": "gave back"})]
-    write(run, TRAINER, "12.1", 3010, waited, began=3000)
+    write(run, TRAINER, "12.1", 3010, [(3100, use(Use.WAITING)), (3700, ENDED | {"outcome": "gave back"})], began=3000)
     found = of(run, Role.TRAINER)
     assert (found[Use.WAITING], Use.LOST in found) == (500 + 600, False)
 

@@ -50,8 +50,7 @@ paragraphs = st.lists(
 def test_episodes_concatenate_to_the_trace(parts: list[str], gap: int, cuts: int, group: int, cap: int) -> None:
     raw = "\n\n".join(parts).encode()
     pieces = [raw[i : i + 3] for i in range(0, len(raw), 3)]  # boundaries and characters do not fall together
-    rule = Episodes(min_paragraphs=gap, max_cuts=cuts, group_size=group, max_episodes=cap)
-    boundaries = cut_episodes(pieces, rule)
+    boundaries = cut_episodes(pieces, Episodes(min_paragraphs=gap, max_cuts=cuts, group_size=group, max_episodes=cap))
     assert boundaries[0] == 0
     assert boundaries[-1] == len(pieces)
     assert all(a < b for a, b in pairwise(boundaries))

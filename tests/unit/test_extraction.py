@@ -67,8 +67,7 @@ def test_what_a_rule_finds_is_a_stripped_part_of_the_text_and_balanced(text: str
 
 @given(st.text(), TEXTS, st.text(alphabet="0123456789+-x{} ").filter(braces_balance))
 def test_a_box_at_the_end_is_found_whatever_comes_before(thought: str, before: str, content: str) -> None:
-    text = f"{thought}</think>{before} \\boxed{{{content}}}"
-    assert extract_answer(text) == (content.strip() or None)
+    assert extract_answer(f"{thought}</think>{before} \\boxed{{{content}}}") == (content.strip() or None)
 
 
 @given(st.lists(st.sampled_from([r"\boxed{", "{", "}", r"\{", r"\fbox {", "1", "\n"]), max_size=30))

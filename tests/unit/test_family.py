@@ -108,8 +108,7 @@ def test_a_sweep_is_a_run_for_each_combination_held_back_by_those_before(cluster
     locks = [read_recipe_lock(run / "recipe.lock.yaml") for run in runs_of(root)]
     assert [(lock.seed, lock.algorithm.alpha) for lock in locks] == [(0, 0.5), (0, 1.0), (1, 0.5), (1, 1.0)]
     ids = [[entry.job_id for entry in submissions(RunLayout(run))] for run in runs_of(root)]
-    lines = "".join(first_scripts(root)).splitlines()
-    waits = [line for line in lines if line.startswith("#SBATCH --dependency")]
+    waits = [line for line in "".join(first_scripts(root)).splitlines() if line.startswith("#SBATCH --dependency")]
     wanted = [f"#SBATCH --dependency=afterany:{':'.join(sorted(of_run))}" for of_run in ids[:2]]
     assert waits == wanted, "the third behind the first, and the fourth behind the second"
 

@@ -104,8 +104,7 @@ def test_fields_can_be_narrowed() -> None:
 
 def test_a_field_is_found_by_a_part_of_its_name_and_by_its_name_elsewhere() -> None:
     assert {"training.clip_low", "training.gradient_clip"} <= set(typed("fields", "clip").output.splitlines())
-    names = {field.name for field in recipe_fields()}
-    assert OTHER_NAMES.keys() <= names
+    assert OTHER_NAMES.keys() <= {field.name for field in recipe_fields()}
     for other in {word for theirs in OTHER_NAMES.values() for word in theirs.split()}:
         assert not any(field.is_within(other) for field in recipe_fields()), other
     shown = typed("fields", "actor_rollout_ref.actor.clip-ratio").output.splitlines()

@@ -110,8 +110,7 @@ def test_other_kinds_of_models_are_not_guessed(tmp_path: Path) -> None:
 def test_bytes_a_parameter_by_hand(precision: Precision, stage: int, ranks: int, a_parameter: float) -> None:
     """All parameters fit one bucket, and there are next to no tokens."""
     shape = ModelShape(512, 1536, 8, 8, 2, 64, 16384, tied=False)
-    asked = trainer(shape, precision=precision, zero_stage=stage, ranks=ranks, longest=1)
-    found = memory.trainer_memory(asked)
+    found = memory.trainer_memory(trainer(shape, precision=precision, zero_stage=stage, ranks=ranks, longest=1))
     assert found.whole / shape.parameters == pytest.approx(a_parameter, rel=1e-3)
 
 

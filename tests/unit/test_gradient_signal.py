@@ -81,8 +81,7 @@ def test_a_dearer_estimator_gets_fewer_groups_for_the_price_of_the_runs_own() ->
 def test_estimators_are_the_own_algorithm_grpo_and_each_other_choice() -> None:
     recipe = load_recipe(ROOT / "recipes/quickstart.yaml")
     assert isinstance(recipe, Recipe)
-    own = MrtOnline(type="mrt_online", credit="to_go")
-    found, refused = estimators_of(own, recipe)
+    found, refused = estimators_of(MrtOnline(type="mrt_online", credit="to_go"), recipe)
     names = [estimator.name for estimator in found]
     assert names[:3] == ["mrt_online, the run's own", "grpo", "grpo, normalise: group_std"]
     assert {"credit: episode", "credit: permuted", "baseline: prefix", "normalise: batch_std"} < {*names}
@@ -103,8 +102,7 @@ def test_what_learns_the_same_of_these_groups_is_measured_once() -> None:
         for problem in "ab"
         for sample in (0, 1)
     ]
-    values = [{0: 0.5, 1: 0.25 * n, 2: 0.5 + 0.1 * n} for n in range(4)]
-    batch = Batch(traces, values, [], "", np.zeros(0), [])
+    batch = Batch(traces, [{0: 0.5, 1: 0.25 * n, 2: 0.5 + 0.1 * n} for n in range(4)], [], "", np.zeros(0), [])
     asked, _ = estimators_of(MrtOnline(type="mrt_online"), recipe("quickstart"))
     found, equal = distinct(asked, batch, 0)
     names = [estimator.name for estimator, _ in found]
@@ -121,8 +119,7 @@ def test_what_learns_the_same_of_these_groups_is_measured_once() -> None:
 def test_a_projection_keeps_products() -> None:
     """Off by about |a| |b| / sqrt(KEPT), and the same for the same seed; a small gradient is kept whole."""
     draw = torch.Generator().manual_seed(0)
-    shapes = [(700, 1000), (WHOLE // 1000, 1000)]
-    ours = [torch.randn(shape, generator=draw) for shape in shapes]
+    ours = [torch.randn(shape, generator=draw) for shape in [(700, 1000), (WHOLE // 1000, 1000)]]
     theirs = [tensor + torch.randn(tensor.shape, generator=draw) for tensor in ours]
     whole = [torch.cat([tensor.flatten() for tensor in side]).double().numpy() for side in (ours, theirs)]
     kept = [kept_numbers(side, 1).astype(np.float64) for side in (ours, theirs)]

@@ -29,8 +29,7 @@ def model(tmp_path: Path) -> Path:
     directory = tmp_path / "model"
     directory.mkdir()
     config = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 4096, "vocab_size": 394}
-    contents = {CONFIG: config, "tokenizer.json": {}, TOKENIZER: {"chat_template": TEMPLATE}}
-    for name, content in contents.items():
+    for name, content in {CONFIG: config, "tokenizer.json": {}, TOKENIZER: {"chat_template": TEMPLATE}}.items():
         (directory / name).write_text(json.dumps(content))
     save_file({"weight": np.zeros((8, 8), dtype=np.float32)}, directory / WEIGHTS)
     return directory

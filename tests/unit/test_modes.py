@@ -171,8 +171,7 @@ def test_the_second_attempt_sees_the_first_which_is_closed_where_it_was_cut() ->
 
 
 def test_a_prompt_holds_the_last_attempts_of_the_window() -> None:
-    server = Scripted([f"x={n}</think>{n}" for n in range(4)])
-    found = traces(Linearised(rounds=4, window=2, backtrack="Again"), server)
+    found = traces(Linearised(rounds=4, window=2, backtrack="Again"), Scripted([f"x={n}</think>{n}" for n in range(4)]))
     shown = [[n for n in range(4) if f"x={n}" in TOKENS.text(t.start.context_ids[len(PROMPT) :])] for t in found]
     assert shown == [[], [0], [0, 1], [1, 2]]
     assert [t.sample for t in found] == [4, 5, 6, 7]
@@ -192,8 +191,7 @@ def test_what_cannot_work_is_refused() -> None:
     ):
         assert fact in refusal(recipe, "quickstart", benchmark(mode)).message()
     tagless = 'prompt={instruction: "", thought_start: "", thought_end: ""}'
-    refused = refusal(recipe, "quickstart", tagless, benchmark("{type: extrapolation}"))
-    assert "prompt.thought_end" in refused.message()
+    assert "prompt.thought_end" in refusal(recipe, "quickstart", tagless, benchmark("{type: extrapolation}")).message()
     assert recipe("quickstart", tagless, benchmark("{type: linearised}")).evaluation.benchmarks[0].mode
 
 

@@ -77,8 +77,7 @@ HOW = {
 
 def rows(head: str) -> list[list[str]]:
     """The cells of a table of the section."""
-    table = SECTION.partition(f"| {head} |")[2].partition("\n\n")[0]
-    lines = table.split("\n")[2:]
+    lines = SECTION.partition(f"| {head} |")[2].partition("\n\n")[0].split("\n")[2:]
     return [[cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in lines]
 
 
@@ -108,8 +107,7 @@ def test_each_row_of_the_page_is_what_the_function_does(row: list[str]) -> None:
         wanted = {"=": number, "+1": number + 1}.get(change)
         assert getattr(after, name) == (int(change) if wanted is None else wanted), name
     if not row[6]:
-        many = before(row, **dict.fromkeys(KEYS, 1000))
-        assert next_state(many, ending).state == row[2], "no number makes it fail"
+        assert next_state(before(row, **dict.fromkeys(KEYS, 1000)), ending).state == row[2], "no number makes it fail"
         return
     name, bound = row[6].split(" > ")
     for retries in (1, 5):

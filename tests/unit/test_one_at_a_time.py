@@ -191,8 +191,7 @@ def test_a_cancelled_process_has_ended(layout: RunLayout, monkeypatch: pytest.Mo
 def test_a_process_on_another_host_is_known_by_its_heart(layout: RunLayout, refused_since: int) -> None:
     """Also where others have claimed since, and were refused."""
     holder, heart = LocalProcess(os.getpid(), "1", "another-host", 1, held=True), layout.heart(LOCAL, 1)
-    others = [LocalProcess(1, "1", f"host-{number}", 2 + number) for number in range(refused_since)]
-    for process in (holder, *others):
+    for process in (holder, *(LocalProcess(1, "1", f"host-{number}", 2 + number) for number in range(refused_since))):
         (layout.jobs / f"local-{process.generation:05d}.json").write_text(json.dumps(asdict(process)))
     beating, refused = Heart(heart, holder.name, 0.02 * BEATS_A_LIMIT), pytest.raises(UserError, match="another-host")
     with beating, refused, claim_run(layout, 10.0):

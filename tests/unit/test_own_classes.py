@@ -68,8 +68,7 @@ def test_samples_that_are_drawn_are_the_same_in_each_attempt_and_rank(tmp_path: 
     recipe = load_recipe(tmp_path / "mine.yaml", ("data.samples=16", "algorithm.sequences_per_iteration=4"))
     layout = run_of(tmp_path / "run", recipe=recipe)
     shutil.copytree(STARTING_MODEL, layout.weights_version(0))
-    drawn = [Samples.of(task_of(layout, TRAINER, rank=rank)).digest for rank in (0, 1, 0)]
-    assert len(set(drawn)) == 1
+    assert len({Samples.of(task_of(layout, TRAINER, rank=rank)).digest for rank in (0, 1, 0)}) == 1
 
 
 def naming(folder: Path, section: str, *lines: str) -> tuple[Path, int]:

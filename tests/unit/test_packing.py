@@ -81,8 +81,7 @@ def test_a_shared_row_has_every_prefix_once_and_every_path(ids: list[list[int]])
 def test_shared(ids: list[list[int]], world_size: int, max_tokens: int) -> None:
     """The budget is one of shared positions, and sharing never adds any."""
     for share in assert_in_step(pack_shared(sequences(ids), world_size, max_tokens), len(ids), world_size):
-        longest = max((len(ids[i]) for i in share), default=0)
-        assert nodes([ids[i] for i in share]) <= max(max_tokens, longest)
+        assert nodes([ids[i] for i in share]) <= max(max_tokens, max((len(ids[i]) for i in share), default=0))
     assert sum(positions(ids, pack_shared(sequences(ids), 1, max_tokens))) <= sum(len(tokens) for tokens in ids)
 
 

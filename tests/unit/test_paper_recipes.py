@@ -181,8 +181,7 @@ def test_the_small_world_has_every_way_of_evaluating_and_its_model_has_room_for_
     """The server is started for the longest trace and question, and refuses more tokens than there are positions."""
     build_tokenizer().save_pretrained(tmp_path)
     recipe = with_suite("small_world_modes")
-    used = {b.mode.type for b in recipe.evaluation.benchmarks if b.mode is not None}
-    assert {"direct", *used} == set(MODES.built_in)
+    assert {"direct", *{b.mode.type for b in recipe.evaluation.benchmarks if b.mode is not None}} == set(MODES.built_in)
     prover = recipe.evaluation.prover
     assert prover is not None
     for benchmark in recipe.evaluation.benchmarks:

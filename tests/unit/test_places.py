@@ -34,8 +34,7 @@ ANOTHER_PLACE = "belongs to another place"
 def run_at(root: Path) -> RunLayout:
     layout = run_of(root, f"seed={SEED}", "schedule.iterations=2", *WANTED, "data.problems=32")
     for iteration in range(2):
-        drawn = draw_problems(read_problems(layout.train_data), SEED, iteration, GROUPS)
-        for position, problem in enumerate(drawn):
+        for position, problem in enumerate(draw_problems(read_problems(layout.train_data), SEED, iteration, GROUPS)):
             commit_group(layout.group(iteration, position), sampled(iteration, problem.id))
     return layout
 

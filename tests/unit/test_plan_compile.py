@@ -67,10 +67,8 @@ def test_traces_are_collected_before_the_first_segment_and_again_between_two() -
     for segment, version in enumerate(("", "", "-v000004", "-v000004", "-v000008")):
         before = [f"afterok:segment-{segment - 1:03d}.trainer"] if segment else []
         for role in ("inference", "trainer"):  # after the collection also later, in case a part of it was damaged
-            awaited = [*before, f"afterok:collection{version}.inference"]
-            assert after(plan, f"segment-{segment:03d}.{role}") == awaited
-    supervised = built(*changes, name=STAR)
-    assert [job.name for job in supervised.jobs if is_collection(job.first_iteration)] == [*collecting]
+            assert after(plan, f"segment-{segment:03d}.{role}") == [*before, f"afterok:collection{version}.inference"]
+    assert [job.name for job in built(*changes, name=STAR).jobs if is_collection(job.first_iteration)] == [*collecting]
     for name in (MRT, STAR, "small_world/mrt_star"):
         kept = kept_versions(recipe(name, *schedule(40, 2, "algorithm.refresh_every=4")), 40)
         assert {*range(0, 40, 4)} <= kept, "weights that collect are kept until the end"
@@ -102,8 +100,7 @@ def test_a_large_array_is_split_and_keeps_its_numbers() -> None:
 
 
 def test_parts_of_a_split_array_run_in_turn_where_only_so_many_tasks_may_run_at_a_time() -> None:
-    changes = ("evaluation.problem_shards=5", "evaluation.every=2", "resources.evaluation.max_parallel=3")
-    plan = built(*changes, array=4)
+    plan = built("evaluation.problem_shards=5", "evaluation.every=2", "resources.evaluation.max_parallel=3", array=4)
     parts = [job for job in plan.jobs if job.role is Role.EVALUATION and job.segment == 0]
     assert len(parts) > 1
     assert {part.max_parallel for part in parts} == {3}
@@ -213,8 +210,7 @@ def evaluation(place: Path, *overrides: str, names: tuple[str, ...] = ("small-1.
     for name in names:
         (place / name).mkdir(parents=True)
         (place / name / "config.json").write_text("{}")
-    asked = models_asked([str(place / name) for name in names])
-    return evaluation_recipe(asked, "paper_20", overrides, data=place)
+    return evaluation_recipe(models_asked([str(place / name) for name in names]), "paper_20", overrides, data=place)
 
 
 def test_an_evaluation_on_its_own_is_counted_by_its_problems(tmp_path: Path) -> None:

@@ -117,8 +117,7 @@ def test_a_model_that_is_not_trained_as_it_is_sampled(tmp_path: Path, caplog: py
     assert "training.batching is padded" in caplog.text
     tensors = load_file(tmp_path / "model.safetensors")
     save_file(tensors | {"model.layers.77.norm": np.zeros(2)}, tmp_path / "model.safetensors", {"format": "pt"})
-    refused = refusal(prepare.check_training, tmp_path, "model.path", quickstart)
-    assert "model.layers.77.norm" in refused.message()
+    assert "model.layers.77.norm" in refusal(prepare.check_training, tmp_path, "model.path", quickstart).message()
 
 
 def prompt_task(run: Path, *settings: str) -> Task:

@@ -149,8 +149,7 @@ def test_the_template_is_found_in_each_file_that_may_hold_it(file: str, stored: 
     assert Prompter.of(tmp_path, Prompt()).text("1").startswith("[own][user]1")
     if stored is NAMED:
         path.write_text(path.read_text().replace('"default"', '"rag"'))
-        refused = refusal(check_stored, tmp_path, Prompt(), "model.path")
-        assert refused.value == "tool_use, rag", "none is guessed"
+        assert refusal(check_stored, tmp_path, Prompt(), "model.path").value == "tool_use, rag", "none is guessed"
 
 
 def test_the_day_that_a_template_writes_is_the_recipes(tmp_path: Path) -> None:

@@ -66,11 +66,9 @@ def test_two_ways_of_comparing_several_rewards() -> None:
     rollouts = [rollout_with([1, 2], sample=n, reward=r, reward_parts=[*row]) for n, (r, row) in
                 enumerate(zip((0.73, 0.53, 0.03, 0.03), parts.tolist(), strict=True))]  # fmt: skip
     rollouts[3] = replace(rollouts[3], reward=0.0, reward_parts=[])  # it has no answer
-    groups_of = [group(*rollouts)]
-    first = [s.advantages[0] for s in Grpo().learnt(batch_of(groups_of)).sequences]
+    first = [s.advantages[0] for s in Grpo().learnt(batch_of([group(*rollouts)])).sequences]
     assert first == pytest.approx([0.73 - 0.56 / 3, 0.53 - 0.76 / 3, 0.03 - 1.26 / 3, -1.29 / 3])
-    only_two = [replace(r, reward_parts=r.reward_parts[:2]) for r in rollouts]
-    batch = batch_of([group(*only_two)], weights=(0.5, 0.2))
+    batch = batch_of([group(*[replace(r, reward_parts=r.reward_parts[:2]) for r in rollouts])], weights=(0.5, 0.2))
     found = [s.advantages[0] for s in Grpo(baseline="group").learnt(batch).sequences]
     assert found == pytest.approx(expected, rel=1e-5) and batch.reward_mean == pytest.approx(1.29 / 4)
 
@@ -78,13 +76,12 @@ def test_two_ways_of_comparing_several_rewards() -> None:
 @pytest.mark.parametrize("gate", ["keep", "drop"])
 def test_a_right_answer_of_several_rewards_is_that_of_the_first(gate: str) -> None:
     """A right answer that is long has a reward of 0.93, and passes the gate; a wrong one that is short does not."""
-    parts = {"all wrong": [(0.0, 1.0), (0.0, 0.2)], "one right": [(1.0, 0.3), (0.0, 1.0)]}
     groups = [
         group(*(
             rollout_with([1, 2], problem_id=name, sample=n, reward=weighted_sum(row, (0.9, 0.1)), reward_parts=[*row])
             for n, row in enumerate(rows)
         ))
-        for name, rows in parts.items()
+        for name, rows in {"all wrong": [(0.0, 1.0), (0.0, 0.2)], "one right": [(1.0, 0.3), (0.0, 1.0)]}.items()
     ]  # fmt: skip
     batch = batch_of(groups)
     assert batch.right.tolist() == [False, False, True, False]
@@ -196,8 +193,7 @@ def test_a_weighted_sum_keeps_its_parts(recipe: Path) -> None:
     ],
 )  # fmt: skip
 def test_rewards_that_do_not_fit_are_refused(recipe: Path, changes: list[str], told: str) -> None:
-    looking = "prover={type: look_ahead, temperature: 1.0}"
-    assert told in str(refusal(load_recipe, recipe, (looking, *changes)))
+    assert told in str(refusal(load_recipe, recipe, ("prover={type: look_ahead, temperature: 1.0}", *changes)))
 
 
 def test_only_grpo_learns_rewards_that_are_normalised_first(recipe: Path) -> None:
@@ -259,8 +255,7 @@ def trace(text: str, thought_end: str, *, cut: bool, forced: int = 0, gold: Gold
     reason = FinishReason.LENGTH if cut else FinishReason.STOP
     completion = Completion(0, 0, 0, [5], [-0.5], reason, 0, 1, 0, [], 0.0, 0.0)
     _, answer = thought_and_answer(text.encode(), thought_end.encode())
-    answer_text = text if answer is None else answer.decode()
-    return SampledTrace(0, group, start, 0, text, answer_text, [0], completion)
+    return SampledTrace(0, group, start, 0, text, text if answer is None else answer.decode(), [0], completion)
 
 
 def graded(

@@ -166,8 +166,7 @@ def test_a_trace_that_was_cut_is_learnt_or_left_out_of_the_loss_or_penalised() -
         assert learnt.groups_with_signal == signal
     assert Grpo(without_outcome="drop").learnt(penalised).groups_with_signal == {"a"}
     assert [treated.right.tolist() for treated in (kept, penalised)] == [[True, False, False, False]] * 2
-    divisors = {"token": 4, "sequence": 1, "constant": 4 * 8}
-    for aggregation, divisor in divisors.items():
+    for aggregation, divisor in {"token": 4, "sequence": 1, "constant": 4 * 8}.items():
         training = Training(learning_rate=1e-3, aggregation=Aggregation(aggregation))
         engine: Any = SimpleNamespace(settings=TrainerSettings(training, 1, 1.0, longest_trace=8))
         assert TrainerEngine.divisor(engine, [0, 4, 0, 0]) == divisor

@@ -201,8 +201,7 @@ def test_a_restart_waits_for_the_end_of_a_load(tmp_path: Path, fails: bool, monk
     with ThreadPoolExecutor(2) as threads:
         load_ends = threads.submit(server.load_weights, tmp_path, 1, WeightSwap.KEEP)
         assert loading.wait(DEADLINE_S)
-        restart = threads.submit(server.restart_if_dead)
-        wait_until(restart.running, reason="the restart to begin", deadline_s=DEADLINE_S)
+        wait_until(threads.submit(server.restart_if_dead).running, reason="the restart to begin", deadline_s=DEADLINE_S)
         assert server.is_loading
         assert not hasattr(server, "started_with")
         go_on.set()

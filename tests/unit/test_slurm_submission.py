@@ -210,8 +210,7 @@ def test_a_difference_from_the_plan_is_found(monkeypatch: pytest.MonkeyPatch) ->
         (SHOWN, "Welcome!\nslurm_load_jobs: nothing to see\n", {}, []),
     ):
         monkeypatch.setattr(queued_as, "run_slurm", Mock(return_value=SHOWN.replace(says, instead)))
-        found = differences(job(), BOX.model_copy(update=site), queued_fields("45"))
-        assert [one.field for one in found] == differs
+        assert [one.field for one in differences(job(), BOX.model_copy(update=site), queued_fields("45"))] == differs
 
 
 def test_jobs_of_one_kind_are_asked_about_once_and_told_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,8 +185,7 @@ def test_without_a_terminal_each_change_is_a_line(run: CannedRun, capsys: pytest
         display.look()
         run.queue()
         run.done()
-    lines = [line.partition("] ")[2].split("; ") for line in capsys.readouterr().out.splitlines()]
-    assert lines == [
+    assert [line.partition("] ")[2].split("; ") for line in capsys.readouterr().out.splitlines()] == [
         ["iterations done 0/20", "evaluations 0/2", "running inference x2", "1 FAILED"],
         ["iterations done 0/20", "evaluations 0/2", "nothing runs"],
     ]
@@ -342,8 +341,7 @@ def trains(sent: CannedRun, *, since: float) -> None:
     sent.queue("13|RUNNING|1|None|node1", "12_0|RUNNING|1|None|node2")
     sent.task(TRAINER, TaskState.RUNNING, attempt="13.0")
     sent.task(INFERENCE, TaskState.RUNNING, attempt="12_0.0")
-    started = {**STARTED, "attempt": "13.0"}
-    sent.events(TRAINER, "13.0", started, {"kind": "published", "version": 1, "time": since})
+    sent.events(TRAINER, "13.0", {**STARTED, "attempt": "13.0"}, {"kind": "published", "version": 1, "time": since})
 
 
 def beats_until(sent: CannedRun, ago: float) -> None:

@@ -54,8 +54,7 @@ BOTH = range(2)
 def task_of(root: Path, *changes: str, shard: int = 0, shared: bool = True) -> Task:
     (root.parent / "results").mkdir(exist_ok=True)
     where = (f"evaluation.results={root.parent / 'results'}",) if shared else ()
-    layout = run_of(root, *CHANGES, *where, *changes)
-    return task_named(layout, "segment-000.evaluation", shard, attempt=root.name)
+    return task_named(run_of(root, *CHANGES, *where, *changes), "segment-000.evaluation", shard, attempt=root.name)
 
 
 def weights_of(task: Task, version: int) -> Weights:

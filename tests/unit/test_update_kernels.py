@@ -64,8 +64,7 @@ def plain_attention_of_different_lengths(
         assert b - a <= longest and d - c <= longest_key
         seen = torch.ones(b - a, d - c).tril(d - c - (b - a)).bool()
         rows = [t.transpose(0, 1)[None] for t in (query[a:b], key[c:d], value[c:d])]
-        output = F.scaled_dot_product_attention(*rows, seen, scale=scale, enable_gqa=True)
-        outputs.append(output[0].transpose(0, 1))
+        outputs.append(F.scaled_dot_product_attention(*rows, seen, scale=scale, enable_gqa=True)[0].transpose(0, 1))
     return torch.cat(outputs)
 
 

@@ -60,8 +60,7 @@ def test_the_quality_of_a_trace():
         ("3*4=12, 12+", "3*4=15, 15+"), ("12+14=26", "12+14=27"), ("26 vs 35 low", "26 vs 35 high"),
         ("26 vs 35 low", "26 vs 36 low"), ("3*4=12", "4*3=12"), ("x=4:", "x=5:"),
     ):  # fmt: skip
-        found = inspected(GOOD.replace(right, wrong))
-        assert found == TraceQuality(True, checks=3, right_checks=2, episodes=3), wrong
+        assert inspected(GOOD.replace(right, wrong)) == TraceQuality(True, checks=3, right_checks=2, episodes=3), wrong
     rule, thought = Episodes(markers=(MARKER,), min_paragraphs=1), GOOD.partition(equations.END_THINK)[0]
     assert [thought[s : s + 9] for s in episode_starts(thought.encode(), rule)] == ["Wait, x=4", "Wait, x=7"]
     malformed = [
