@@ -133,14 +133,11 @@ def test_missing_parts_are_named_as_packages_of_the_system(system: System, relea
         assert words in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("release", "asked"),
-    [
-        (UBUNTU, "g++ libnuma1 python3.11 python3.11-dev python3.11-venv;"),
-        (RHEL, "dnf install -y gcc-c++ numactl-libs python3.11 python3.11-devel python3.11-libs;"),
-        (SLES, f"{ZYPPER}libnuma1 python311 python311-base python311-devel;"),
-    ],
-)
+@pytest.mark.parametrize(("release", "asked"), [
+    (UBUNTU, "g++ libnuma1 python3.11 python3.11-dev python3.11-venv;"),
+    (RHEL, "dnf install -y gcc-c++ numactl-libs python3.11 python3.11-devel python3.11-libs;"),
+    (SLES, f"{ZYPPER}libnuma1 python311 python311-base python311-devel;"),
+])  # fmt: skip
 def test_beside_an_old_python_a_newer_one_is_asked_for(system: System, release: str, asked: str) -> None:
     system.is_(release)
     system.old_python()
@@ -215,15 +212,11 @@ def test_the_browser_of_tests_is_installed_on_debian_or_its_absence_told(system:
     assert required.returncode != 0 and "forbids to skip them" in required.stderr
 
 
-@pytest.mark.parametrize(
-    ("asked", "chosen", "used"),
-    [
-        ("{home}/.cache/uv", "", "{venv}/uv-cache"),
-        ("/scratch/me/uv", "", ""),
-        ("/scratch/me/uv", "/scratch/me/uv", "/scratch/me/uv"),
-    ],
-    ids=["the default", "uv.toml or XDG_CACHE_HOME", "UV_CACHE_DIR"],
-)
+@pytest.mark.parametrize(("asked", "chosen", "used"), [
+    ("{home}/.cache/uv", "", "{venv}/uv-cache"),
+    ("/scratch/me/uv", "", ""),
+    ("/scratch/me/uv", "/scratch/me/uv", "/scratch/me/uv"),
+], ids=["the default", "uv.toml or XDG_CACHE_HOME", "UV_CACHE_DIR"])  # fmt: skip
 def test_the_cache_of_uv_stays_out_of_the_home(system: System, asked: str, chosen: str, used: str) -> None:
     venv = system.root / "venv"
     system.program("uv", f"echo {asked.format(home=system.root)}", venv / "bin")

@@ -42,19 +42,16 @@ def in_seconds(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + seconds))
 
 
-@pytest.mark.parametrize(
-    ("said", "given", "called"),
-    [
-        *TABLES["called"],
-        # one that ended well when its time was over is queued again for those who wait for it
-        *(
-            ("", {"code": code, "verdict": 3, "waited_for": waited_for, "end": in_seconds(end)}, [REQUEUED] * again)
-            for waited_for, end, again in (("yes", -3, 1), ("yes", 2, 1), ("yes", 86400, 0), ("", -3, 0))
-            for code in (0, 9)
-        ),
-        *(("", {"code": 0, "waited_for": "yes", "end": end}, []) for end in ("N/A", "NONE", "''")),
-    ],
-)
+@pytest.mark.parametrize(("said", "given", "called"), [
+    *TABLES["called"],
+    # one that ended well when its time was over is queued again for those who wait for it
+    *(
+        ("", {"code": code, "verdict": 3, "waited_for": waited_for, "end": in_seconds(end)}, [REQUEUED] * again)
+        for waited_for, end, again in (("yes", -3, 1), ("yes", 2, 1), ("yes", 86400, 0), ("", -3, 0))
+        for code in (0, 9)
+    ),
+    *(("", {"code": 0, "waited_for": "yes", "end": end}, []) for end in ("N/A", "NONE", "''")),
+])  # fmt: skip
 def test_what_is_called_after_srun(said: str, given: dict[str, object], called: list[str]) -> None:
     assert calls(said, **given) == (called, 0 if given.get("verdict") == 3 else given.get("code", 75))
 

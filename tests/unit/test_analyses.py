@@ -175,21 +175,18 @@ two votes, and the interval ends at 2.1 points.
 """
 
 
-@pytest.mark.parametrize(
-    ("curve", "facts"),
-    [
-        (
-            votes(before(0.4, 0.05), before(0.02, 0.1)),
-            ["at episode 1 the loss is +2.0", "10 problems; about 420 problems would", "before episode 1", "gains 40"],
-        ),
-        (votes(before(0.4, 0.05), before(0.2, 0.05)), ["gains 20 points or more"]),
-        (votes(before(0.4, 0.05), before(-0.1, 0.01)), ["episode 1 is better by 10 points", "500 of 2,000"]),
-        (votes({"0": 0.2}, last={"0": 0.9}), ["cannot be told", "a single problem"]),
-        (votes(less(1), less(0.5), last=MANY), ["episode 1 is as good", "within 2 points", "+1.0", "500 of 2,000"]),
-        (votes(NEAR, NEAR, last=MANY), ["cannot be told", "over 400 problems; so many problems would"]),
-        (votes(), ["None"]),
-    ],
-)
+@pytest.mark.parametrize(("curve", "facts"), [
+    (
+        votes(before(0.4, 0.05), before(0.02, 0.1)),
+        ["at episode 1 the loss is +2.0", "10 problems; about 420 problems would", "before episode 1", "gains 40"],
+    ),
+    (votes(before(0.4, 0.05), before(0.2, 0.05)), ["gains 20 points or more"]),
+    (votes(before(0.4, 0.05), before(-0.1, 0.01)), ["episode 1 is better by 10 points", "500 of 2,000"]),
+    (votes({"0": 0.2}, last={"0": 0.9}), ["cannot be told", "a single problem"]),
+    (votes(less(1), less(0.5), last=MANY), ["episode 1 is as good", "within 2 points", "+1.0", "500 of 2,000"]),
+    (votes(NEAR, NEAR, last=MANY), ["cannot be told", "over 400 problems; so many problems would"]),
+    (votes(), ["None"]),
+])  # fmt: skip
 def test_the_verdict_on_earlier_votes_says_what_is_shown_and_what_is_not(curve: ScalingCurve, facts: list[str]) -> None:
     found = str(scaling.progress_verdict(curve))
     assert all(fact in found for fact in facts), found
@@ -409,16 +406,13 @@ def test_the_tables_hold_every_budget_and_other_evaluations_are_refused() -> Non
 
 
 @pytest.mark.parametrize("boundaries", Boundaries)
-@pytest.mark.parametrize(
-    ("analyse", "arguments"),
-    [
-        (analyse_regret, [[60]]),
-        (analyse_scaling, []),
-        (episode_progress.analyse_progress, []),
-        (analyse_efficiency, [[0.5], 1]),
-        (analyse_extrapolation, []),
-    ],
-)
+@pytest.mark.parametrize(("analyse", "arguments"), [
+    (analyse_regret, [[60]]),
+    (analyse_scaling, []),
+    (episode_progress.analyse_progress, []),
+    (analyse_efficiency, [[0.5], 1]),
+    (analyse_extrapolation, []),
+])  # fmt: skip
 def test_samples_of_another_kind_are_refused(
     analyse: Callable[..., object], arguments: list[object], boundaries: Boundaries
 ) -> None:

@@ -142,16 +142,13 @@ def finished(run: Run) -> Run:
 PACKED = ("training.batching=packed", "resources.trainer.ranks=2")
 
 
-@pytest.mark.parametrize(
-    ("begun", "change", "changes"),
-    [
-        ((), ("expected.trace_tokens=100",), {"expected.trace_tokens": (None, 100)}),
-        ((), ("tracking.wandb=true",), {"tracking.wandb": (False, True)}),
-        ((), ("resources.evaluation.memory_gib=3",), {"resources.evaluation.memory_gib": (8.0, 3.0)}),
-        # checkpoints do not depend on it: tests/integration/test_training_checkpoint.py
-        (PACKED, (*PACKED, "training.sequence_parallel=2"), {"training.sequence_parallel": (1, 2)}),
-    ],
-)
+@pytest.mark.parametrize(("begun", "change", "changes"), [
+    ((), ("expected.trace_tokens=100",), {"expected.trace_tokens": (None, 100)}),
+    ((), ("tracking.wandb=true",), {"tracking.wandb": (False, True)}),
+    ((), ("resources.evaluation.memory_gib=3",), {"resources.evaluation.memory_gib": (8.0, 3.0)}),
+    # checkpoints do not depend on it: tests/integration/test_training_checkpoint.py
+    (PACKED, (*PACKED, "training.sequence_parallel=2"), {"training.sequence_parallel": (1, 2)}),
+])  # fmt: skip
 def test_what_decides_nothing_is_accepted(run: Run, begun: tuple[str], change: tuple[str], changes: Any) -> None:
     recipe = run.finish(*begun).submit(*change)
     assert (run.changes, run.opened, run.locked) == (changes, [], recipe)
@@ -303,13 +300,10 @@ THREE = f"evaluation.benchmarks=[{{name: held-out, problems: {{type: small_world
 
 
 @pytest.mark.parametrize("changed", [True, False], ids=["finished by the same", "finished by the one before"])
-@pytest.mark.parametrize(
-    ("write", "calls_before"),
-    [
-        *(("write_json", 0), ("pass_over", 0), ("write_problems", 0), ("write_problems", 1)),
-        *(("write_task", 0), ("write_json", 1), ("write_text", 0), ("_record_changes", 0)),
-    ],
-)
+@pytest.mark.parametrize(("write", "calls_before"), [
+    *(("write_json", 0), ("pass_over", 0), ("write_problems", 0), ("write_problems", 1)),
+    *(("write_task", 0), ("write_json", 1), ("write_text", 0), ("_record_changes", 0)),
+])  # fmt: skip
 def test_a_change_of_benchmarks_cut_short_mixes_nothing(run: Run, write: str, calls_before: int, changed: bool) -> None:
     """Two benchmarks get other problems under the same names, and one stays."""
     before, after = (THREE.replace("COUNT", str(problems)) for problems in (3, 5))

@@ -335,14 +335,11 @@ def test_a_home_that_cannot_be_written_is_no_word_of_a_report(finished: RunLayou
     assert said == f"page: {tmp_path / 'p.html'}\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "place", "goes_on"),
-    [
-        (("plan", "quickstart", "--site", "local"), "mrt_hpc.cli.plan.print_plan", False),
-        (("submit", "quickstart", "--site", "local"), "mrt_hpc.cli.submit.submit", True),
-        (("analyze", "gradients"), "mrt_hpc.plan.jobs.read_plan", False),
-    ],
-)
+@pytest.mark.parametrize(("words", "place", "goes_on"), [
+    (("plan", "quickstart", "--site", "local"), "mrt_hpc.cli.plan.print_plan", False),
+    (("submit", "quickstart", "--site", "local"), "mrt_hpc.cli.submit.submit", True),
+    (("analyze", "gradients"), "mrt_hpc.plan.jobs.read_plan", False),
+])  # fmt: skip
 def test_after_ctrl_c_a_run_is_promised_only_where_one_goes_on(
     monkeypatch: pytest.MonkeyPatch, finished: RunLayout, words: tuple[str, ...], place: str, goes_on: bool
 ) -> None:

@@ -78,27 +78,23 @@ SHARE_GPT = [{"conversations": [{"from": "human", "value": text}, {"from": "gpt"
              for text, answer in TEXTS]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "options"),
-    [
-        ("rows.ndjson", json_lines(ROWS).replace(b"\n", b"\n\n"), ""),
-        ("rows.json", json.dumps(ROWS, indent=1).encode(), ""),
-        ("rows.json", json.dumps({"version": "1", "data": ROWS}).encode(), ""),
-        ("rows.json", json_lines(ROWS), ""),
-        ("rows.jsonl", json_lines(CHAT), ""),
-        ("rows.parquet", parquet(SHARE_GPT), ""),
-        ("rows.csv", CSV.replace(b"\n", b"\r\n").replace(b"Question", b"\xef\xbb\xbfQuestion"), ""),
-        ("rows.csv", CSV.replace(b"\n", b",,\n"), ""),
-        ("rows.csv", CSV.replace(b"\n", b"," + b"so " * 100_000 + b"\n"), ""),
-        ("rows.csv", SEMICOLONS, "--delimiter ;"),
-        ("rows.csv", TABS, "--delimiter tab"),
-        ("rows.tsv", TABS, ""),
-        ("rows.csv", CSV.decode().encode("utf-16"), "--encoding utf-16"),
-        ("rows.csv.gz", gzip.compress(CSV, mtime=0), ""),
-        ("rows.jsonl.zst", pa.compress(json_lines(ROWS), codec="zstd", asbytes=True), ""),
-    ],
-    ids=lambda value: value if isinstance(value, str) else f"{len(value)} bytes",
-)
+@pytest.mark.parametrize(("name", "content", "options"), [
+    ("rows.ndjson", json_lines(ROWS).replace(b"\n", b"\n\n"), ""),
+    ("rows.json", json.dumps(ROWS, indent=1).encode(), ""),
+    ("rows.json", json.dumps({"version": "1", "data": ROWS}).encode(), ""),
+    ("rows.json", json_lines(ROWS), ""),
+    ("rows.jsonl", json_lines(CHAT), ""),
+    ("rows.parquet", parquet(SHARE_GPT), ""),
+    ("rows.csv", CSV.replace(b"\n", b"\r\n").replace(b"Question", b"\xef\xbb\xbfQuestion"), ""),
+    ("rows.csv", CSV.replace(b"\n", b",,\n"), ""),
+    ("rows.csv", CSV.replace(b"\n", b"," + b"so " * 100_000 + b"\n"), ""),
+    ("rows.csv", SEMICOLONS, "--delimiter ;"),
+    ("rows.csv", TABS, "--delimiter tab"),
+    ("rows.tsv", TABS, ""),
+    ("rows.csv", CSV.decode().encode("utf-16"), "--encoding utf-16"),
+    ("rows.csv.gz", gzip.compress(CSV, mtime=0), ""),
+    ("rows.jsonl.zst", pa.compress(json_lines(ROWS), codec="zstd", asbytes=True), ""),
+], ids=lambda value: value if isinstance(value, str) else f"{len(value)} bytes")  # fmt: skip
 def test_each_kind_of_file_makes_the_same_problems(name: str, content: bytes, options: str) -> None:
     Path(name).write_bytes(content)
     prepared(name, *options.split())
@@ -112,21 +108,18 @@ LATIN = 'Größe,Lösung\n"1 ½?",007\n"x\n\n",None\n'.encode("latin-1")
 ROW = b'{"problem": "x", "answer": "1"}\n'
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "options", "told"),
-    [
-        *TABLES["unreadable"],
-        ("rows.parquet", parquet(FLOATS), "--encoding latin-1", "leave out --encoding"),
-        ("rows.csv", LATIN, "", "--encoding latin-1"),
-        ("rows.csv", LATIN, "--encoding latin-11", "--encoding latin-1,"),
-        ("rows.jsonl", json_lines([{"messages": CHAT[0]["messages"] * 2}]), "", "2 messages of the user"),
-        ("rows.jsonl", json_lines(CHAT).replace(b"boxed", b"bold"), "", "--answer messages.1.content"),
-        ("rows.parquet", parquet_of([NOT_UTF_8, ["1"]], ["problem", "answer"]), "", "rows.parquet"),
-        ("rows.parquet", parquet_of([["p"], [YEAR_146_MILLION]], ["problem", "answer"]), "", "rows.parquet"),
-        ("rows.parquet", DAMAGED, "", "rows.parquet"),
-        ("rows.parquet", ANSWERED_TWICE, "", "answer stands there twice"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "options", "told"), [
+    *TABLES["unreadable"],
+    ("rows.parquet", parquet(FLOATS), "--encoding latin-1", "leave out --encoding"),
+    ("rows.csv", LATIN, "", "--encoding latin-1"),
+    ("rows.csv", LATIN, "--encoding latin-11", "--encoding latin-1,"),
+    ("rows.jsonl", json_lines([{"messages": CHAT[0]["messages"] * 2}]), "", "2 messages of the user"),
+    ("rows.jsonl", json_lines(CHAT).replace(b"boxed", b"bold"), "", "--answer messages.1.content"),
+    ("rows.parquet", parquet_of([NOT_UTF_8, ["1"]], ["problem", "answer"]), "", "rows.parquet"),
+    ("rows.parquet", parquet_of([["p"], [YEAR_146_MILLION]], ["problem", "answer"]), "", "rows.parquet"),
+    ("rows.parquet", DAMAGED, "", "rows.parquet"),
+    ("rows.parquet", ANSWERED_TWICE, "", "answer stands there twice"),
+])  # fmt: skip
 def test_a_source_that_cannot_be_read_is_refused(name: str, content: Any, options: str, told: str) -> None:
     if content is not None:
         Path(name).write_bytes(content.encode() if isinstance(content, str) else content)

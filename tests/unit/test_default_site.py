@@ -64,17 +64,14 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
     return user
 
 
-@pytest.mark.parametrize(
-    ("named_by", "site"),
-    [
-        ({}, "local"),
-        ({"variable": "", "settings": "three"}, "three"),
-        ({"variable": "two", "settings": "three"}, "two"),
-        ({"run": "one", "variable": "two", "settings": "three"}, "one"),
-        ({"run": "local", "variable": "two", "settings": "three"}, "local"),
-        ({"typed": "two", "run": "one", "variable": "three"}, "two"),
-    ],
-)
+@pytest.mark.parametrize(("named_by", "site"), [
+    ({}, "local"),
+    ({"variable": "", "settings": "three"}, "three"),
+    ({"variable": "two", "settings": "three"}, "two"),
+    ({"run": "one", "variable": "two", "settings": "three"}, "one"),
+    ({"run": "local", "variable": "two", "settings": "three"}, "local"),
+    ({"typed": "two", "run": "one", "variable": "three"}, "two"),
+])  # fmt: skip
 def test_the_first_that_names_a_site_decides(
     user: User, monkeypatch: pytest.MonkeyPatch, named_by: dict[str, str], site: str
 ) -> None:

@@ -27,16 +27,13 @@ def test_the_rule_cuts_where_it_is_drawn(drawn: str, changes: dict[str, int]) ->
     assert ["".join(letters.get(piece, "") for piece in pieces[a:b]) for a, b in pairwise(boundaries)] == episodes
 
 
-@pytest.mark.parametrize(
-    ("pieces", "boundaries"),
-    [
-        ([b"Try", b" 3", b".", b"\n\n", b"Wait", b", 4", b"\n\n", b"Wait", b", 5"], [0, 4, 7, 9]),
-        ([b"Try 3.", b"\n\nWait", b", 4"], [0, 1, 3]),  # a cut inside a token moves to the start of that token
-        ([b"a\n\nWait", b", 4"], [0, 2]),  # in the first token it is none
-        ([b"a"] + [b"\n\n", b"Wait"] * 9, [0, 2, 4, 6, 8, 10, 19]),  # what lies beyond the cap joins the last episode
-        ([], [0]),  # an empty thought has one boundary and no episode
-    ],
-)
+@pytest.mark.parametrize(("pieces", "boundaries"), [
+    ([b"Try", b" 3", b".", b"\n\n", b"Wait", b", 4", b"\n\n", b"Wait", b", 5"], [0, 4, 7, 9]),
+    ([b"Try 3.", b"\n\nWait", b", 4"], [0, 1, 3]),  # a cut inside a token moves to the start of that token
+    ([b"a\n\nWait", b", 4"], [0, 2]),  # in the first token it is none
+    ([b"a"] + [b"\n\n", b"Wait"] * 9, [0, 2, 4, 6, 8, 10, 19]),  # what lies beyond the cap joins the last episode
+    ([], [0]),  # an empty thought has one boundary and no episode
+])  # fmt: skip
 def test_boundaries_are_offsets_of_tokens(pieces: list[bytes], boundaries: list[int]) -> None:
     assert cut_episodes(pieces, ONE) == boundaries
 

@@ -129,14 +129,11 @@ def test_an_evaluation_takes_over_what_the_suite_does_not_say(tmp_path: Path) ->
 BOXLESS = "{type: small_world, split: held_out, verifier: {type: 'my_verifier:LastLineChoice'}, extraction: any_box}"
 
 
-@pytest.mark.parametrize(
-    ("override", "field"),
-    [
-        ("evaluation.benchmarks.0.prompt={shots: 2}", "evaluation.benchmarks.0.prompt.examples"),
-        ("evaluation.prompt={thought_end: ''}", "evaluation.prompt.thought_start"),
-        (f"evaluation.benchmarks.0.problems={BOXLESS}", "evaluation.benchmarks.0.problems.extraction"),
-    ],
-)
+@pytest.mark.parametrize(("override", "field"), [
+    ("evaluation.benchmarks.0.prompt={shots: 2}", "evaluation.benchmarks.0.prompt.examples"),
+    ("evaluation.prompt={thought_end: ''}", "evaluation.prompt.thought_start"),
+    (f"evaluation.benchmarks.0.problems={BOXLESS}", "evaluation.benchmarks.0.problems.extraction"),
+])  # fmt: skip
 def test_settings_that_contradict_each_other_are_refused_as_in_a_run(
     run: Path, monkeypatch: pytest.MonkeyPatch, override: str, field: str
 ) -> None:

@@ -95,18 +95,15 @@ def test_other_kinds_of_models_are_not_guessed(tmp_path: Path) -> None:
         memory.shape_in(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("precision", "stage", "ranks", "a_parameter"),
-    [
-        (Precision.BF16, 0, 2, 2 + 12 / 2 + 6 + 4),  # weights in 16 bits are partitioned as in stage 1
-        (Precision.BF16, 1, 1, 2 + 12 + 6 + 4),
-        (Precision.BF16, 2, 2, 2 + 12 / 2 + 4 / 2 + 8),
-        (Precision.BF16, 3, 4, (2 + 12 + 4) / 4 + 12 + 1),
-        (Precision.FP32, 0, 2, 4 + 8 + 4 + 4),
-        (Precision.FP32, 1, 2, 4 + 12 / 2 + 4 + 4),
-        (Precision.FP32, 2, 2, 4 + 16 / 2 + 6),
-    ],
-)
+@pytest.mark.parametrize(("precision", "stage", "ranks", "a_parameter"), [
+    (Precision.BF16, 0, 2, 2 + 12 / 2 + 6 + 4),  # weights in 16 bits are partitioned as in stage 1
+    (Precision.BF16, 1, 1, 2 + 12 + 6 + 4),
+    (Precision.BF16, 2, 2, 2 + 12 / 2 + 4 / 2 + 8),
+    (Precision.BF16, 3, 4, (2 + 12 + 4) / 4 + 12 + 1),
+    (Precision.FP32, 0, 2, 4 + 8 + 4 + 4),
+    (Precision.FP32, 1, 2, 4 + 12 / 2 + 4 + 4),
+    (Precision.FP32, 2, 2, 4 + 16 / 2 + 6),
+])  # fmt: skip
 def test_bytes_a_parameter_by_hand(precision: Precision, stage: int, ranks: int, a_parameter: float) -> None:
     """All parameters fit one bucket, and there are next to no tokens."""
     shape = ModelShape(512, 1536, 8, 8, 2, 64, 16384, tied=False)

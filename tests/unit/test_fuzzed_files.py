@@ -391,19 +391,16 @@ def test_what_is_no_file_holds_no_command_up(layout: RunLayout, kind: str, what:
         look(layout)
 
 
-@pytest.mark.parametrize(
-    ("kind", "content", "commands"),
-    [
-        ("claim", b'{"pid": 1', ["runs", "status", "explain"]),
-        ("claim", lambda it: {**it, "pid": "1"}, ["runs", "status", "explain"]),
-        ("claim", lambda it: {**it, "of_a_later_version": 1}, ["runs", "status", "explain"]),
-        ("submission", b"", ["runs", "status", "explain", "cost"]),
-        ("submission", lambda it: {k: v for k, v in it.items() if k != "job"}, ["status"]),
-        ("metrics", b"\xff\xfe", ["runs", "status"]),
-        ("metrics", lambda it: {**it, "reward_mean": [1]}, ["runs", "status"]),
-        ("task", b"\xff", ["status", "explain", "runs"]),
-    ],
-)
+@pytest.mark.parametrize(("kind", "content", "commands"), [
+    ("claim", b'{"pid": 1', ["runs", "status", "explain"]),
+    ("claim", lambda it: {**it, "pid": "1"}, ["runs", "status", "explain"]),
+    ("claim", lambda it: {**it, "of_a_later_version": 1}, ["runs", "status", "explain"]),
+    ("submission", b"", ["runs", "status", "explain", "cost"]),
+    ("submission", lambda it: {k: v for k, v in it.items() if k != "job"}, ["status"]),
+    ("metrics", b"\xff\xfe", ["runs", "status"]),
+    ("metrics", lambda it: {**it, "reward_mean": [1]}, ["runs", "status"]),
+    ("task", b"\xff", ["status", "explain", "runs"]),
+])  # fmt: skip
 def test_one_damaged_file_hides_nothing_else(
     layout: RunLayout, kind: str, content: Callable[[Any], Any] | bytes, commands: list[str]
 ) -> None:
@@ -436,16 +433,13 @@ def test_a_damaged_event_is_named(layout: RunLayout) -> None:
             answers(["status", str(layout.root), "--json"])
 
 
-@pytest.mark.parametrize(
-    ("field", "values"),
-    [
-        ("architectures", [float("inf"), [7], [["x"]], {"a": 1}]),
-        ("max_position_embeddings", [10**400, -1]),
-        ("num_attention_heads", [float("nan"), "\0", True]),
-        ("num_key_value_heads", [10**400]),
-        ("rope_scaling", [{"rope_type": "linear", "factor": float("nan")}, {"type": "ntk", "factor": "x"}]),
-    ],
-)
+@pytest.mark.parametrize(("field", "values"), [
+    ("architectures", [float("inf"), [7], [["x"]], {"a": 1}]),
+    ("max_position_embeddings", [10**400, -1]),
+    ("num_attention_heads", [float("nan"), "\0", True]),
+    ("num_key_value_heads", [10**400]),
+    ("rope_scaling", [{"rope_type": "linear", "factor": float("nan")}, {"type": "ntk", "factor": "x"}]),
+])  # fmt: skip
 def test_a_number_that_no_model_has_is_refused_in_words(place: Path, field: str, values: list[object]) -> None:
     path = place / "model" / "config.json"
     for value in values:

@@ -82,20 +82,17 @@ def stored(data: bytes, **tensors: Any) -> bytes:
 NAN = bytes.fromhex("0000c07f")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        stored(NAN, a=("F32", [1], [4, 0]), b=("F32", [0], [4, 4])),
-        stored(NAN, a=("F32", [0], [4, 4])),
-        stored(NAN, a=("f32", [1], [0, 4])),
-        stored(NAN, a=(["F32"], [1], [0, 4])),
-        stored(NAN, a=("F32", [1000], [0, 4])),
-        stored(NAN, a=("F32", [-1], [0, -4])),
-        stored(NAN, a=("F32", [1], [0, 4]), b=("I32", [1], [0, 4])),
-        stored(NAN, a=("F32", [1], [0, 4]), b=("F32", [0], [4, 4])).replace(b'"b"', b'"a"'),
-        struct.pack("<Q", 60_000) + b"[" * 60_000,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("content", [
+    stored(NAN, a=("F32", [1], [4, 0]), b=("F32", [0], [4, 4])),
+    stored(NAN, a=("F32", [0], [4, 4])),
+    stored(NAN, a=("f32", [1], [0, 4])),
+    stored(NAN, a=(["F32"], [1], [0, 4])),
+    stored(NAN, a=("F32", [1000], [0, 4])),
+    stored(NAN, a=("F32", [-1], [0, -4])),
+    stored(NAN, a=("F32", [1], [0, 4]), b=("I32", [1], [0, 4])),
+    stored(NAN, a=("F32", [1], [0, 4]), b=("F32", [0], [4, 4])).replace(b'"b"', b'"a"'),
+    struct.pack("<Q", 60_000) + b"[" * 60_000,
+])  # fmt: skip
 def test_weights_whose_header_contradicts_itself_are_refused_and_never_finite(content: bytes, model: Path) -> None:
     (model / WEIGHTS).write_bytes(content)
     assert "damaged" in str(refusal(check_safetensors, model / WEIGHTS, "model.path"))
@@ -134,16 +131,13 @@ def test_the_model_of_a_prover_is_looked_at_as_well(model: Path) -> None:
     assert "prover.model" in str(refusal(lambda: run_of(model.parent / "another", recipe=asked)).where)
 
 
-@pytest.mark.parametrize(
-    ("mode", "tokens"),
-    [
-        ("{type: direct}", 1000),
-        ("{type: history_conditioned, attempt_tokens: 500, backtrack: null}", 500 + 64 + 1000),
-        ("{type: linearised, rounds: 2, window: 9, round_tokens: 700, backtrack: null}", 700 + 64 + 700),
-        ("{type: budget_forcing, budgets: [500, 3000], answer_tokens: 100}", 3100),
-        ("{type: extrapolation, extensions: 4, tokens: 512, answer_tokens: 200}", 1000 + 4 * 512 + 200),
-    ],
-)
+@pytest.mark.parametrize(("mode", "tokens"), [
+    ("{type: direct}", 1000),
+    ("{type: history_conditioned, attempt_tokens: 500, backtrack: null}", 500 + 64 + 1000),
+    ("{type: linearised, rounds: 2, window: 9, round_tokens: 700, backtrack: null}", 700 + 64 + 700),
+    ("{type: budget_forcing, budgets: [500, 3000], answer_tokens: 100}", 3100),
+    ("{type: extrapolation, extensions: 4, tokens: 512, answer_tokens: 200}", 1000 + 4 * 512 + 200),
+])  # fmt: skip
 def test_a_model_without_room_for_a_way_of_evaluating_is_refused_by_submit(model: Path, mode: str, tokens: int) -> None:
     """The prompt has 64 tokens at most, and a forced answer of the prover 30."""
     benchmark = f"{{name: b, problems: {{type: small_world, problems: 4}}, max_tokens: 1000, mode: {mode}}}"

@@ -137,15 +137,12 @@ def test_the_same_fork_continues_and_another_is_refused(layout: RunLayout, tmp_p
     assert "weights version 2" in flat(*last, *where, exits=2)
 
 
-@pytest.mark.parametrize(
-    ("at", "option", "told"),
-    [
-        ("newest", (), "first, last, or one of those that are there: 0, 2, 3"),
-        ("2", ("model.path=/x",), "--set model.path=/x"),
-        ("2", ("schedule.iteration=3",), "iterations"),
-        ("2", ("evaluation.suite=paper_20",), "suite"),
-    ],
-)
+@pytest.mark.parametrize(("at", "option", "told"), [
+    ("newest", (), "first, last, or one of those that are there: 0, 2, 3"),
+    ("2", ("model.path=/x",), "--set model.path=/x"),
+    ("2", ("schedule.iteration=3",), "iterations"),
+    ("2", ("evaluation.suite=paper_20",), "suite"),
+])  # fmt: skip
 def test_a_fork_that_cannot_be_is_refused(layout: RunLayout, at: str, option: tuple[str, ...], told: str) -> None:
     assert told in str(refusal(fork_of, layout, at, option, layout.root.with_name))
     assert [path.name for path in layout.root.parent.iterdir()] == ["run"]

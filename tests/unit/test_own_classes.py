@@ -309,14 +309,11 @@ class Mine(OneMoreLook):
 """
 
 
-@pytest.mark.parametrize(
-    ("code", "told"),
-    [
-        (PROVER, "boundary 1: Estimate(value=inf"),
-        (MODE.replace("LIMIT", "1"), "`longest` says 1"),
-        (MODE.replace("LIMIT", "0"), "tokens_held is 0"),
-    ],
-)
+@pytest.mark.parametrize(("code", "told"), [
+    (PROVER, "boundary 1: Estimate(value=inf"),
+    (MODE.replace("LIMIT", "1"), "`longest` says 1"),
+    (MODE.replace("LIMIT", "0"), "tokens_held is 0"),
+])  # fmt: skip
 def test_a_prover_and_a_way_of_evaluating_are_tried_on_stored_tokens(run: Path, code: str, told: str) -> None:
     """Those of the examples keep their promises: tests/unit/test_api.py."""
     assert told in typed("check", f"{written(run, code)}:Mine", "--run", run, exits=2).output

@@ -134,15 +134,12 @@ def test_a_peer_that_works_or_may_come_back_is_waited_for(peers: Peers) -> None:
     assert (ended.where, ended.exit_code) == ("its log", ExitCode.RETRYABLE)
 
 
-@pytest.mark.parametrize(
-    ("states", "limit", "exit_code", "why"),
-    [
-        ([TaskState.WAITING, TaskState.WAITING], {"wait_limit_minutes": 0.001}, ExitCode.GIVE_BACK, "has not run"),
-        ([TaskState.RUNNING], {"stall_limit_minutes": 0.001}, ExitCode.GIVE_BACK, "rollouts"),
-        ([TaskState.FAILED, TaskState.FAILED], {}, ExitCode.FATAL, "rollouts"),
-        ([TaskState.DONE, TaskState.FAILED], {"heartbeat_limit_s": 0.05}, ExitCode.RETRYABLE, "rollouts"),
-    ],
-)
+@pytest.mark.parametrize(("states", "limit", "exit_code", "why"), [
+    ([TaskState.WAITING, TaskState.WAITING], {"wait_limit_minutes": 0.001}, ExitCode.GIVE_BACK, "has not run"),
+    ([TaskState.RUNNING], {"stall_limit_minutes": 0.001}, ExitCode.GIVE_BACK, "rollouts"),
+    ([TaskState.FAILED, TaskState.FAILED], {}, ExitCode.FATAL, "rollouts"),
+    ([TaskState.DONE, TaskState.FAILED], {"heartbeat_limit_s": 0.05}, ExitCode.RETRYABLE, "rollouts"),
+])  # fmt: skip
 def test_a_wait_for_nothing_ends(peers: Peers, states: Any, limit: Any, exit_code: ExitCode, why: str) -> None:
     are(peers, *states)
     ended = refusal(look, PeerWait(peers, Resilience(**limit), "rollouts"), 20.0)

@@ -85,14 +85,11 @@ def test_a_run_starts_from_a_weights_version_of_another_unless_it_is_damaged(oth
     assert not damaged.layout.weights_version(0).exists()
 
 
-@pytest.mark.parametrize(
-    ("damage", "field", "fact"),
-    [
-        (make_infinite, "model", "model.norm.weight"),
-        (make_lossy, "model", "model.path"),
-        (make_lossy, "prover.model", "prover.model"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "field", "fact"), [
+    (make_infinite, "model", "model.norm.weight"),
+    (make_lossy, "model", "model.path"),
+    (make_lossy, "prover.model", "prover.model"),
+])  # fmt: skip
 def test_unusable_models(other: Path, tmp_path: Path, damage: Callable[[Path], None], field: str, fact: str) -> None:
     (other / MANIFEST).unlink()
     damage(other)

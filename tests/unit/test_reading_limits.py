@@ -92,14 +92,10 @@ def test_numbers_of_a_model(tmp_path: Path) -> None:
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
 
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        (LOOPS, "takes more than 1 s"), ("{{ 'a' * 10**10 }}", "takes more than"),
-        ("{# #}" * LONGEST_TEMPLATE, "bytes"), (f"{{{{ {'[' * 2000}{']' * 2000} }}}}", "RecursionError"),
-    ],
-    ids=["loops", "memory", "size", "nesting"],
-)  # fmt: skip
+@pytest.mark.parametrize(("template", "said"), [
+    (LOOPS, "takes more than 1 s"), ("{{ 'a' * 10**10 }}", "takes more than"),
+    ("{# #}" * LONGEST_TEMPLATE, "bytes"), (f"{{{{ {'[' * 2000}{']' * 2000} }}}}", "RecursionError"),
+], ids=["loops", "memory", "size", "nesting"])  # fmt: skip
 def test_a_chat_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, said: str) -> None:
     monkeypatch.setattr(chat_template, "RENDERS_WITHIN_S", 1)
     (tmp_path / chat_template.OWN_FILES[0]).write_text(template)

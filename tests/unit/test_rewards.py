@@ -182,16 +182,13 @@ def test_a_weighted_sum_keeps_its_parts(recipe: Path) -> None:
     assert [v.judged for v in graded] == [True, True, False, True]
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        (["data.verifier=own_rewards:long_enough"], "look_ahead has answers without a trace judged"),
-        ([f"data.verifier={GDPO}", BOXED], "sum_then_normalise"),
-        (["data.verifier={type: weighted, parts: [{verifier: math, weight: 0.9}, {verifier: exact, weight: 0.2}]}"],
-         "sum to 1, and not to 1.1"),
-        (["data.verifier={type: weighted, parts: [{verifier: math, weight: 1.0}]}"], "data.verifier.parts"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "told"), [
+    (["data.verifier=own_rewards:long_enough"], "look_ahead has answers without a trace judged"),
+    ([f"data.verifier={GDPO}", BOXED], "sum_then_normalise"),
+    (["data.verifier={type: weighted, parts: [{verifier: math, weight: 0.9}, {verifier: exact, weight: 0.2}]}"],
+     "sum to 1, and not to 1.1"),
+    (["data.verifier={type: weighted, parts: [{verifier: math, weight: 1.0}]}"], "data.verifier.parts"),
+])  # fmt: skip
 def test_rewards_that_do_not_fit_are_refused(recipe: Path, changes: list[str], told: str) -> None:
     assert told in str(refusal(load_recipe, recipe, ("prover={type: look_ahead, temperature: 1.0}", *changes)))
 

@@ -47,18 +47,15 @@ def test_the_state_of_a_job(run: CannedRun) -> None:
         assert found == states or {*found.values()} == {*states.values()} == {"UNKNOWN"}, (records, accounted)
 
 
-@pytest.mark.parametrize(
-    ("scancel", "asked", "left"),
-    [
-        (LEAVES, ["1", "2", "3"], ""),
-        (f"{LEAVES}; echo Invalid job id >&2; exit 1", ["1", "2"], ""),  # refused, and done
-        (LEAVES, ["1", "Submitted batch job 2", "3"], ""),
-        (LEAVES, ["1", "9", "2"], ""),  # one has ended
-        ("echo Invalid job id specified >&2; exit 1", ["1", "2"], "12"),
-        ("exit 0", ["1", "2"], "12"),
-        (f"[ $1 = 2 ] || {LEAVES}", ["1", "2", "3"], "2"),
-    ],
-)
+@pytest.mark.parametrize(("scancel", "asked", "left"), [
+    (LEAVES, ["1", "2", "3"], ""),
+    (f"{LEAVES}; echo Invalid job id >&2; exit 1", ["1", "2"], ""),  # refused, and done
+    (LEAVES, ["1", "Submitted batch job 2", "3"], ""),
+    (LEAVES, ["1", "9", "2"], ""),  # one has ended
+    ("echo Invalid job id specified >&2; exit 1", ["1", "2"], "12"),
+    ("exit 0", ["1", "2"], "12"),
+    (f"[ $1 = 2 ] || {LEAVES}", ["1", "2", "3"], "2"),
+])  # fmt: skip
 def test_what_was_cancelled_is_what_the_queue_no_longer_holds(
     run: CannedRun, monkeypatch: pytest.MonkeyPatch, scancel: str, asked: list[str], left: str
 ) -> None:

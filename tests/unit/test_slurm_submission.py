@@ -314,20 +314,17 @@ def test_a_start_is_found_in_the_words_of_each_version(at: str, folder: Path) ->
     assert len(asked(folder, jobs=many)) == MOST_ASKED
 
 
-@pytest.mark.parametrize(
-    ("answer", "shown", "questions"),
-    [
-        (said("sbatch: Job 1 to start at Unknown using 1 processors on nodes n1"), "Job 1 to start at Unknown", 5),
-        ("exit 0", "nothing", 5),
-        ("exit 3", "exit code 3", 5),
-        (said("sbatch: error: Unable to contact slurm controller (connect failure)", 1), "Unable to contact slurm", 1),
-        (said(f"sbatch: error: {NO_NODES}", 1), NO_NODES, 5),
-        (said("sbatch: error: AssocMaxSubmitJobLimit", 1), "AssocMaxSubmitJobLimit", 5),
-        (said("sbatch: unrecognized option --test-only", 1), "unrecognized option --test-only", 5),
-        ("exec sleep 600", "sbatch did not answer", 1),
-        ("", "sbatch was not found", 0),
-    ],
-)
+@pytest.mark.parametrize(("answer", "shown", "questions"), [
+    (said("sbatch: Job 1 to start at Unknown using 1 processors on nodes n1"), "Job 1 to start at Unknown", 5),
+    ("exit 0", "nothing", 5),
+    ("exit 3", "exit code 3", 5),
+    (said("sbatch: error: Unable to contact slurm controller (connect failure)", 1), "Unable to contact slurm", 1),
+    (said(f"sbatch: error: {NO_NODES}", 1), NO_NODES, 5),
+    (said("sbatch: error: AssocMaxSubmitJobLimit", 1), "AssocMaxSubmitJobLimit", 5),
+    (said("sbatch: unrecognized option --test-only", 1), "unrecognized option --test-only", 5),
+    ("exec sleep 600", "sbatch did not answer", 1),
+    ("", "sbatch was not found", 0),
+])  # fmt: skip
 def test_an_answer_without_a_time_is_shown(
     answer: str, shown: str, questions: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,17 +43,13 @@ HALF = "\\frac{1}{2}"
 NO_GOLD = "\\left(\\frac{1}{"
 
 
-@pytest.mark.parametrize(
-    ("verifier", "rewards"),
-    [
-        (ChoiceVerifier(), {"B": {"(B)": 1, "A": 0, "all": 0}, ("A", "C"): {"(C)": 1, "a": 1, "B": 0}}),
-        (ExactVerifier(), {"a": {"a": 1, "b": 0}, ("Paris", "Rome"): {"Rome": 1, "Paris": 1, "Paris or Rome": 0}}),
-        (MathVerifier(),
-         {HALF: {"\\frac{2}{4}": 1}, ("3", "4"): {"4.0": 1, "3": 1, "5": 0, "7": 0},
-          ("x+1", HALF): {"1+x": 1, "0.5": 1, "x": 0}, (NO_GOLD, "x+1"): {"1+x": 1, "x": 0}}),
-    ],
-    ids=lambda value: getattr(value, "type", ""),
-)  # fmt: skip
+@pytest.mark.parametrize(("verifier", "rewards"), [
+    (ChoiceVerifier(), {"B": {"(B)": 1, "A": 0, "all": 0}, ("A", "C"): {"(C)": 1, "a": 1, "B": 0}}),
+    (ExactVerifier(), {"a": {"a": 1, "b": 0}, ("Paris", "Rome"): {"Rome": 1, "Paris": 1, "Paris or Rome": 0}}),
+    (MathVerifier(),
+     {HALF: {"\\frac{2}{4}": 1}, ("3", "4"): {"4.0": 1, "3": 1, "5": 0, "7": 0},
+      ("x+1", HALF): {"1+x": 1, "0.5": 1, "x": 0}, (NO_GOLD, "x+1"): {"1+x": 1, "x": 0}}),
+], ids=lambda value: getattr(value, "type", ""))  # fmt: skip
 def test_the_pool_grades_by_its_verifier_and_by_any_of_several_gold_answers(
     verifier: Verifier, rewards: dict[str | tuple[str, ...], dict[str, int]]
 ) -> None:

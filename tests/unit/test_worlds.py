@@ -134,14 +134,11 @@ def test_a_user_types_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(f"\n{world.name} (" in said for world in WORLDS)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("my_method:Cautious", "--referee"), "my_method.py has LastEpisode, GainsOnly"),
-        (("my_method:GainsOnly",), "neither is named"),
-        (("my_method:LastEpisode", "--referee", "--set", "algorithm.weight=-1"), "a number of at least 0"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "expected"), [
+    (("my_method:Cautious", "--referee"), "my_method.py has LastEpisode, GainsOnly"),
+    (("my_method:GainsOnly",), "neither is named"),
+    (("my_method:LastEpisode", "--referee", "--set", "algorithm.weight=-1"), "a number of at least 0"),
+])  # fmt: skip
 def test_what_cannot_be_compared_is_refused(
     arguments: tuple[str, ...], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
