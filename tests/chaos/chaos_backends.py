@@ -23,19 +23,11 @@ from mrt_hpc.run.task_state import TaskState, read_tasks
 ROOT = Path(__file__).parents[2]
 ITERATIONS = 6
 SHRUNK = {
-    "sampling.problems_per_iteration": 6,
-    "sampling.rollouts_per_problem": 4,
-    "schedule.iterations": ITERATIONS,
-    "schedule.iterations_per_job": ITERATIONS // 2,
-    "serving.stall_limit_s": 10.0,
-    "serving.start_limit_s": 240.0,
-    "evaluation.benchmarks.0.problems.problems": 8,
-    "resources.inference.tasks": 2,
-    "resources.inference.cpus": 1,
-    "resources.trainer.cpus": 1,
-    "resources.evaluation.max_parallel": 2,
-    "resilience.heartbeat_limit_s": 5.0,
-}
+    "sampling.problems_per_iteration": 6, "sampling.rollouts_per_problem": 4, "schedule.iterations": ITERATIONS,
+    "schedule.iterations_per_job": ITERATIONS // 2, "serving.stall_limit_s": 10.0, "serving.start_limit_s": 240.0,
+    "evaluation.benchmarks.0.problems.problems": 8, "resources.inference.tasks": 2, "resources.inference.cpus": 1,
+    "resources.trainer.cpus": 1, "resources.evaluation.max_parallel": 2, "resilience.heartbeat_limit_s": 5.0,
+}  # fmt: skip
 MOST_AGAIN = {"plain": 1, "rules": 40}
 """How often the same command is typed again on a cluster that cancels what it preempts, and on one where no job starts
 again, whatever has ended it.

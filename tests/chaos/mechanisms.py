@@ -85,14 +85,10 @@ def noticed(mechanism: Mechanism, copy: Path) -> bool:
     file.write_text(mechanism.taken_out(before))
     try:
         done = subprocess.run(
-            [*PYTEST, *mechanism.tests.split()],
-            cwd=copy,
-            env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+            [*PYTEST, *mechanism.tests.split()], cwd=copy,
+            env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True,
+            timeout=DEADLINE_S, check=False,
+        )  # fmt: skip
     finally:
         file.write_text(before)
     if done.returncode not in (0, NOTICED) and done.returncode >= 0:

@@ -50,11 +50,9 @@ class LoginNode:
     ) -> str:
         """What a command prints, typed at a directory; ``command`` is another way to start it."""
         environment = {
-            "PATH": f"{self.folder / 'slurm'}:/usr/bin:/bin",
-            "HOME": str(self.folder),
-            "LANG": "C.UTF-8",
+            "PATH": f"{self.folder / 'slurm'}:/usr/bin:/bin", "HOME": str(self.folder), "LANG": "C.UTF-8",
             "MPLCONFIGDIR": str(self.folder / "matplotlib"),
-        }
+        }  # fmt: skip
         typed = [*(command or (self.command,)), *arguments]
         done = subprocess.run(typed, cwd=at, env=environment, capture_output=True, text=True, timeout=120, check=False)
         assert "Traceback" not in done.stdout + done.stderr, done.stderr

@@ -27,14 +27,10 @@ from mrt_hpc.run.retries import wait_until
 
 ITERATIONS, GROUPS, EVALUATED = 2, 6, 12
 SHRUNK = (
-    f"sampling.problems_per_iteration={GROUPS}",
-    "sampling.rollouts_per_problem=4",
-    f"schedule.iterations={ITERATIONS}",
-    f"schedule.iterations_per_job={ITERATIONS}",
-    f"evaluation.benchmarks.0.problems.problems={EVALUATED}",
-    "serving.kv_cache_gib=0.25",
-    "tracking.wandb=true",
-)
+    f"sampling.problems_per_iteration={GROUPS}", "sampling.rollouts_per_problem=4", f"schedule.iterations={ITERATIONS}",
+    f"schedule.iterations_per_job={ITERATIONS}", f"evaluation.benchmarks.0.problems.problems={EVALUATED}",
+    "serving.kv_cache_gib=0.25", "tracking.wandb=true",
+)  # fmt: skip
 DEADLINE_S = 600
 
 

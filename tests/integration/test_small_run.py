@@ -8,16 +8,11 @@ from mrt_hpc.analysis.measures import EvaluationSummary, IterationMetrics
 from mrt_hpc.run.layout import RunLayout
 
 SMALLEST = {
-    "schedule.iterations": 1,
-    "schedule.iterations_per_job": 1,
-    "sampling.problems_per_iteration": 4,
-    "sampling.rollouts_per_problem": 4,
-    "sampling.max_tokens": 96,
-    "serving.kv_cache_gib": 0.25,
+    "schedule.iterations": 1, "schedule.iterations_per_job": 1, "sampling.problems_per_iteration": 4,
+    "sampling.rollouts_per_problem": 4, "sampling.max_tokens": 96, "serving.kv_cache_gib": 0.25,
     "evaluation.benchmarks": "[{name: b, samples: 1, problems: {type: small_world, split: held_out, problems: 4}}]",
-    "evaluation.max_tokens": 96,
-    "resources.evaluation.time_limit_minutes": 10,
-}
+    "evaluation.max_tokens": 96, "resources.evaluation.time_limit_minutes": 10,
+}  # fmt: skip
 
 
 def test_a_run_of_one_iteration_ends_with_its_report(tmp_path: Path) -> None:

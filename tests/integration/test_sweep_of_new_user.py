@@ -20,13 +20,9 @@ from mrt_hpc.run.retries import wait_until
 
 SWEEP = ("submit", "quickstart", "--sweep", "seed=0..1", "--sweep", "algorithm.alpha=0.5,1")
 TINY = {
-    "schedule.iterations": 1,
-    "schedule.iterations_per_job": 1,
-    "sampling.problems_per_iteration": 4,
-    "sampling.rollouts_per_problem": 4,
-    "evaluation.benchmarks.0.problems.problems": 8,
-    "serving.kv_cache_gib": 0.25,
-}
+    "schedule.iterations": 1, "schedule.iterations_per_job": 1, "sampling.problems_per_iteration": 4,
+    "sampling.rollouts_per_problem": 4, "evaluation.benchmarks.0.problems.problems": 8, "serving.kv_cache_gib": 0.25,
+}  # fmt: skip
 WORDS = (*SWEEP, *(word for field, value in TINY.items() for word in ("--set", f"{field}={value}")))
 
 

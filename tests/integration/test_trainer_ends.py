@@ -33,11 +33,9 @@ from mrt_hpc.training.rendezvous import Ranks
 
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
 CHANGES = (
-    "training.checkpoint_every=100",
-    "resilience.wait_limit_minutes=0.001",
-    "resources.inference.tasks=2",
+    "training.checkpoint_every=100", "resilience.wait_limit_minutes=0.001", "resources.inference.tasks=2",
     "resilience.heartbeat_limit_s=0.5",
-)
+)  # fmt: skip
 TRAINER, INFERENCE = "segment-000.trainer", "segment-000.inference"
 
 

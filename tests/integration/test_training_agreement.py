@@ -234,17 +234,13 @@ def measure_all(ranks: Ranks, model: str, output: str, *variants: str) -> None:
     for variant in variants:
         stage, tokens, precision, steps, options = variant.split(":")
         chosen = settings(
-            zero_stage=int(stage),
-            max_tokens_per_micro_batch=int(tokens),
-            precision=Precision(precision),
-            optimizer_steps_per_iteration=int(steps),
-            gradient_checkpointing="c" in options,
+            zero_stage=int(stage), max_tokens_per_micro_batch=int(tokens), precision=Precision(precision),
+            optimizer_steps_per_iteration=int(steps), gradient_checkpointing="c" in options,
             offload_optimizer="o" in options,
             batching=Batching.SHARED if "s" in options else Batching.PACKED if "e" in options else Batching.PADDED,
-            projection="fused" if "f" in options else "chunked",
-            entropy="n" not in options,
+            projection="fused" if "f" in options else "chunked", entropy="n" not in options,
             sequence_parallel=next((int(o) for o in options if o.isdigit()), 1),
-        )
+        )  # fmt: skip
         policy.LOGIT_ELEMENTS = fused_projection.LOGIT_ELEMENTS = 7 * VOCABULARY if "p" in options else 1 << 28
         result = measure(build(chosen, Path(model), ranks), "b" in options)
         if ranks.rank == 0:

@@ -351,11 +351,9 @@ def same_bits(trained: TrainedState, ranks: Ranks) -> bool:
 def do(job: dict[str, Any], model: Path, run: Path, ranks: Ranks) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     chosen = settings(
-        zero_stage=job["stage"],
-        precision=Precision(job["precision"]),
-        batching=Batching(job.get("batching", "padded")),
-        sequence_parallel=job.get("sequence_parallel", 1),
-    )
+        zero_stage=job["stage"], precision=Precision(job["precision"]),
+        batching=Batching(job.get("batching", "padded")), sequence_parallel=job.get("sequence_parallel", 1),
+    )  # fmt: skip
     trainer = build(chosen, model, ranks)
     if "load" in job:
         seen["cursor"] = checkpoint.load(trainer, RunLayout(run / job["load"]).checkpoint(2))

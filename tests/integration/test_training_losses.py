@@ -121,11 +121,9 @@ def measure_all(ranks: Ranks, model: str, output: str, *divisions: str) -> None:
     for division in divisions:
         batching, tokens, options = division.split(":")
         chosen = settings(
-            batching=Batching(batching),
-            max_tokens_per_micro_batch=int(tokens),
-            projection="fused" if "f" in options else "chunked",
-            sequence_parallel=2 if "p" in options else 1,
-        )
+            batching=Batching(batching), max_tokens_per_micro_batch=int(tokens),
+            projection="fused" if "f" in options else "chunked", sequence_parallel=2 if "p" in options else 1,
+        )  # fmt: skip
         found = measure(ranks, model, chosen)
         if ranks.rank == 0:
             torch.save(found, Path(output) / f"{ranks.world_size}-{division.replace(':', '-')}.pt")

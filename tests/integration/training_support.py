@@ -53,16 +53,12 @@ def random_batch(seed: int = 0, sequences: int = 13, behaviour_noise: float = 0.
     for index in range(sequences):
         count = int(rng.integers(1, 30))
         advantages = rng.normal(size=count) if index % 4 else np.zeros(count)
-        batch.append(
-            TrainingSequence(
-                prompt_ids=rng.integers(2, VOCABULARY, int(rng.integers(1, 12))).tolist(),
-                token_ids=rng.integers(2, VOCABULARY, count).tolist(),
-                advantages=advantages.astype(np.float32),
-                behaviour_logprobs=(-4.0 + behaviour_noise * rng.normal(size=count)).astype(np.float32),
-                mask=rng.random(count) < 0.8,
-                group=str(index // 3),
-            )
-        )
+        batch.append(TrainingSequence(
+            prompt_ids=rng.integers(2, VOCABULARY, int(rng.integers(1, 12))).tolist(),
+            token_ids=rng.integers(2, VOCABULARY, count).tolist(), advantages=advantages.astype(np.float32),
+            behaviour_logprobs=(-4.0 + behaviour_noise * rng.normal(size=count)).astype(np.float32),
+            mask=rng.random(count) < 0.8, group=str(index // 3),
+        ))  # fmt: skip
     return batch
 
 

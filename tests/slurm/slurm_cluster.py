@@ -77,20 +77,13 @@ class Cluster:
     def as_user(self, *command: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run a command as the ordinary user, from the user's own folder and with settings in it."""
         own = {
-            "PYTHONPATH": self.python_path,
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "XDG_CONFIG_HOME": str(self.configuration),
+            "PYTHONPATH": self.python_path, "PYTHONDONTWRITEBYTECODE": "1", "XDG_CONFIG_HOME": str(self.configuration),
             "XDG_DATA_HOME": str(self.configuration / "data"),
-        }
+        }  # fmt: skip
         return subprocess.run(
-            [sys.executable, str(ONEHOST), "run", *command],
-            env={**_without_caches(), **self.settings, **own},
-            cwd=self.home,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+            [sys.executable, str(ONEHOST), "run", *command], env={**_without_caches(), **self.settings, **own},
+            cwd=self.home, capture_output=True, text=True, timeout=timeout, check=False,
+        )  # fmt: skip
 
     def mrt_hpc(self, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         return self.as_user(self.python, "-m", "mrt_hpc", *arguments, timeout=timeout)
@@ -178,11 +171,6 @@ def notes(run_dir: Path) -> list[dict[str, object]]:
 
 def run_onehost(settings: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(ONEHOST), *arguments],
-        env={**os.environ, **settings, "PYTHONDONTWRITEBYTECODE": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+        [sys.executable, str(ONEHOST), *arguments], env={**os.environ, **settings, "PYTHONDONTWRITEBYTECODE": "1"},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip

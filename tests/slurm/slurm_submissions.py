@@ -26,18 +26,10 @@ SHRUNK: dict[str, object] = tables("slurm_submissions")["shrunk"]
 
 
 def job(
-    name: str,
-    *,
-    role: Role = Role.INFERENCE,
-    tasks: int = 1,
-    ranks: int = 1,
-    ok: tuple[str, ...] = (),
-    any: tuple[str, ...] = (),
-    max_parallel: int | None = None,
-    memory_gib: float = 0.25,
-    gpus: int = 0,
+    name: str, *, role: Role = Role.INFERENCE, tasks: int = 1, ranks: int = 1, ok: tuple[str, ...] = (),
+    any: tuple[str, ...] = (), max_parallel: int | None = None, memory_gib: float = 0.25, gpus: int = 0,
     minutes: int = 30,
-) -> Job:
+) -> Job:  # fmt: skip
     """A job that asks for next to nothing; ``ok`` and ``any`` name the jobs that it waits for."""
     memory = {"memory_gib_per_node": memory_gib * ranks, "time_limit_minutes": minutes}
     asked = resources(ranks_per_node=ranks, gpus_per_rank=gpus, **memory)

@@ -37,12 +37,9 @@ def main(command: str, *words: str) -> None:
     if command == "again":
         arrays.submit_arrays = submit
         start(
-            read_recipe_lock(layout.recipe_lock),
-            read_plan(layout.plan),
-            layout,
-            site,
+            read_recipe_lock(layout.recipe_lock), read_plan(layout.plan), layout, site,
             Listener(print, print, nullcontext),
-        )
+        )  # fmt: skip
         return
 
     def record(name: str, job_id: str) -> None:

@@ -40,17 +40,10 @@ def _note(run_dir: str, what: str, job_name: str) -> None:
     task = SlurmTask.from_environment()
     assert task is not None
     line = {
-        "what": what,
-        "job": job_name,
-        "index": task.array_index,
-        "rank": task.rank,
-        "world_size": task.world_size,
-        "node": task.node,
-        "restarts": task.restarts,
-        "time": time.time(),
-        "uid": os.getuid(),
+        "what": what, "job": job_name, "index": task.array_index, "rank": task.rank, "world_size": task.world_size,
+        "node": task.node, "restarts": task.restarts, "time": time.time(), "uid": os.getuid(),
         "container": os.environ.get("APPTAINER_CONTAINER"),
-    }
+    }  # fmt: skip
     with (Path(run_dir) / "notes.jsonl").open("a") as stream:
         stream.write(json.dumps(line) + "\n")
 

@@ -35,15 +35,9 @@ LIVES = plan(
     job("abandoned"),
 )
 SHELL = {
-    "SBATCH_TIMELIMIT": "1",
-    "SBATCH_PARTITION": "preempt",
-    "SBATCH_EXPORT": "NONE",
-    "SBATCH_NO_REQUEUE": "1",
-    "SBATCH_MEM_PER_NODE": "100M",
-    "SLURM_MEM_PER_CPU": "5",
-    "SLURM_EXPORT_ENV": "NONE",
-    "SBATCH_WAIT": "1",
-}
+    "SBATCH_TIMELIMIT": "1", "SBATCH_PARTITION": "preempt", "SBATCH_EXPORT": "NONE", "SBATCH_NO_REQUEUE": "1",
+    "SBATCH_MEM_PER_NODE": "100M", "SLURM_MEM_PER_CPU": "5", "SLURM_EXPORT_ENV": "NONE", "SBATCH_WAIT": "1",
+}  # fmt: skip
 LONGEST_PATH = 4090  # within a few characters, what Linux takes
 
 

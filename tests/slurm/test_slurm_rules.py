@@ -13,21 +13,14 @@ from mrt_hpc.attempt.ledger import submissions
 from mrt_hpc.backends.slurm.queued_as import queued_fields
 
 SHELL = {
-    "SBATCH_TIMELIMIT": "1",
-    "SBATCH_PARTITION": "gpu",
-    "SBATCH_EXPORT": "NONE",
-    "SBATCH_MEM_PER_NODE": "100M",
-    "SLURM_EXPORT_ENV": "NONE",
-    "SBATCH_WAIT": "1",
-}
+    "SBATCH_TIMELIMIT": "1", "SBATCH_PARTITION": "gpu", "SBATCH_EXPORT": "NONE", "SBATCH_MEM_PER_NODE": "100M",
+    "SLURM_EXPORT_ENV": "NONE", "SBATCH_WAIT": "1",
+}  # fmt: skip
 KINDS = (FaultKind.KILL_ACCOUNTING, FaultKind.RESUBMIT, FaultKind.PREEMPT)
 SEED = 5
 CHANGES = (
-    "schedule.iterations=6",
-    "schedule.iterations_per_job=6",
-    "evaluation.benchmarks=[]",
-    "resources.inference.tasks=1",
-)
+    "schedule.iterations=6", "schedule.iterations_per_job=6", "evaluation.benchmarks=[]", "resources.inference.tasks=1",
+)  # fmt: skip
 
 
 @pytest.mark.timeout(RUN_DEADLINE_S)

@@ -28,31 +28,18 @@ from mrt_hpc.run.task_state import TaskState
 
 WHOLE_NODE = 8  # processors that a node of the tests' cluster claims
 IN_TURN = {
-    **SHRUNK,
-    "resources.inference.tasks": 1,
-    "resources.trainer.ranks": 1,
-    "resources.inference.cpus": WHOLE_NODE,
-    "resources.trainer.cpus": WHOLE_NODE,
-    "resources.evaluation.max_parallel": 2,
-    "resources.evaluation.memory_gib": 6,
-    "resilience.wait_limit_minutes": 0.1,
-    "resilience.heartbeat_limit_s": 5.0,
-}
+    **SHRUNK, "resources.inference.tasks": 1, "resources.trainer.ranks": 1, "resources.inference.cpus": WHOLE_NODE,
+    "resources.trainer.cpus": WHOLE_NODE, "resources.evaluation.max_parallel": 2, "resources.evaluation.memory_gib": 6,
+    "resilience.wait_limit_minutes": 0.1, "resilience.heartbeat_limit_s": 5.0,
+}  # fmt: skip
 RANKS = 2
 SEGMENT = "segment-000.colocated"
 COLOCATED = {
-    **SHRUNK,
-    "schedule.coupling": "colocated",
-    "data.verifier": "slurm_verifier:HeldVerifier",
-    "evaluation.benchmarks": "[]",
-    "grading.time_limit_s": HELD_S,
-    "resources.inference.tasks": 1,
-    "resources.trainer.ranks": RANKS,
-    "resources.trainer.memory_gib": 3,
-    "resilience.heartbeat_limit_s": 5.0,
-    "sampling.max_tokens": 64,
-    "serving.kv_cache_gib": 0.25,
-}
+    **SHRUNK, "schedule.coupling": "colocated", "data.verifier": "slurm_verifier:HeldVerifier",
+    "evaluation.benchmarks": "[]", "grading.time_limit_s": HELD_S, "resources.inference.tasks": 1,
+    "resources.trainer.ranks": RANKS, "resources.trainer.memory_gib": 3, "resilience.heartbeat_limit_s": 5.0,
+    "sampling.max_tokens": 64, "serving.kv_cache_gib": 0.25,
+}  # fmt: skip
 RECKONED = plan(job("requeued", tasks=2, gpus=1), job("trainer", role=Role.TRAINER, gpus=2))
 ATTEMPTS_GPUS = 5  # three attempts of the two tasks with one GPU each, and one of the trainer with two
 LONGEST_END_S = 5.0  # from the last event of an attempt to the end that accounting knows

@@ -26,14 +26,10 @@ SWEEP = ("--sweep", "seed=0..1", "--sweep", f"algorithm.alpha={','.join(VALUES)}
 FAULTS = (FaultKind.PREEMPT, FaultKind.CUT_NODE)  # one of each run
 PROBLEMS = 4
 CHANGES = {
-    **SHRUNK,
-    "schedule.iterations": 1,
-    "schedule.iterations_per_job": 1,
+    **SHRUNK, "schedule.iterations": 1, "schedule.iterations_per_job": 1,
     "evaluation.benchmarks.0.problems": f"{{type: small_world, split: held_out, problems: {PROBLEMS}}}",
-    "resources.inference.tasks": 1,
-    "resources.trainer.ranks": 1,
-    "resilience.heartbeat_limit_s": 5.0,
-}
+    "resources.inference.tasks": 1, "resources.trainer.ranks": 1, "resilience.heartbeat_limit_s": 5.0,
+}  # fmt: skip
 COMMANDS = ("sbatch", "squeue", "sacct", "scontrol", "scancel", "sinfo", "sacctmgr")
 LONGEST_S = 900
 

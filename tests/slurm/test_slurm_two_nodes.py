@@ -25,19 +25,11 @@ from mrt_hpc.run.retries import wait_until
 JOB = "segment-000.inference"
 ITERATIONS = 2
 CHANGES = {
-    **SHRUNK,
-    "data.verifier": "slurm_verifier:HeldVerifier",
-    "evaluation.benchmarks": "[]",
-    "grading.time_limit_s": HELD_S,
-    "sampling.problems_per_iteration": 6,
-    "serving.kv_cache_gib": 0.25,
-    "schedule.iterations": ITERATIONS,
-    "resources.inference.tasks": 1,
-    "resources.inference.nodes": 2,
-    "resources.inference.memory_gib": 4,
-    "resources.trainer.ranks_per_node": 1,
-    "resilience.heartbeat_limit_s": 5.0,
-}
+    **SHRUNK, "data.verifier": "slurm_verifier:HeldVerifier", "evaluation.benchmarks": "[]",
+    "grading.time_limit_s": HELD_S, "sampling.problems_per_iteration": 6, "serving.kv_cache_gib": 0.25,
+    "schedule.iterations": ITERATIONS, "resources.inference.tasks": 1, "resources.inference.nodes": 2,
+    "resources.inference.memory_gib": 4, "resources.trainer.ranks_per_node": 1, "resilience.heartbeat_limit_s": 5.0,
+}  # fmt: skip
 DEADLINE_S = 300.0
 
 

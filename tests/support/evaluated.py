@@ -108,13 +108,9 @@ def rounds_of(of: EvaluatedTrace) -> list[EvaluatedTrace]:
 
 
 def commit_traces(
-    layout: RunLayout,
-    version: int,
-    shard: int,
-    problems: Mapping[str, Sequence[EvaluatedTrace]],
-    valued: bool = True,
+    layout: RunLayout, version: int, shard: int, problems: Mapping[str, Sequence[EvaluatedTrace]], valued: bool = True,
     grader: str = "",
-) -> None:
+) -> None:  # fmt: skip
     """Write samples as a shard of an evaluation, with the settings of its recipe; the last samples come first."""
     recipe = read_lock(layout.recipe_lock)
     settings = settings_of(layout, recipe, recipe.benchmark(BENCHMARK)).sampled

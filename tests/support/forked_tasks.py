@@ -96,14 +96,11 @@ def forked(control: socket.socket, wanted: dict[str, Any]) -> int:
     """The process id of a new child."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     wish = Start(
-        wanted["args"][2:],
-        dict(os.environ if wanted["env"] is None else wanted["env"]),
-        os.fspath(wanted["cwd"] or Path.cwd()),
-        wanted["start_new_session"],
-        int(status["Umask"], 8),
+        wanted["args"][2:], dict(os.environ if wanted["env"] is None else wanted["env"]),
+        os.fspath(wanted["cwd"] or Path.cwd()), wanted["start_new_session"], int(status["Umask"], 8),
         [*signal.pthread_sigmask(signal.SIG_BLOCK, ())],
         [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN],
-    )
+    )  # fmt: skip
     streams = (wanted["p2cread"], wanted["c2pwrite"], wanted["errwrite"])
     descriptors = [own if given == -1 else given for own, given in enumerate(streams)]
     with _one_at_a_time:

@@ -147,14 +147,11 @@ def with_first(body: bytes, **changes: object) -> bytes:
 
 
 WRONG: list[dict[str, object]] = [
-    {"token_ids": []},
-    {"token_ids": [1, 2, 3, 4, 5], "logprobs": [-1.0] * 5},
+    {"token_ids": []}, {"token_ids": [1, 2, 3, 4, 5], "logprobs": [-1.0] * 5},
     *({"logprobs": logprobs} for logprobs in ([-1.0], [0.5, -1.0, -1.0])),
     *({"weights_spans": spans} for spans in ([], [(3, 1)], [(3, 0), (3, 1)], [(4, 0), (3, 1)], [(3, 0), (4, 9)])),
-    {"scores": [-1.0]},
-    *({"request": 5}, {"request": -1}, {"sample": 2}),
-    {"finish_reason": "abort"},
-]
+    {"scores": [-1.0]}, *({"request": 5}, {"request": -1}, {"sample": 2}), {"finish_reason": "abort"},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -125,12 +125,10 @@ def test_intervals_hold_their_mean_and_stay_within_bounds(rewards: list[list[flo
 
 
 SUMMARY = rows.summarise_evaluation(
-    0,
-    "b",
-    {"p": [1.0, 0.0], "q": [1.0, 1.0], "r": [0.0, 0.0]},
+    0, "b", {"p": [1.0, 0.0], "q": [1.0, 1.0], "r": [0.0, 0.0]},
     answers={"p": ["7", "8"], "q": ["7", "7"], "r": [None, "1"]},
     stages={"first": {"p": 0.0, "q": 0.5, "r": 0.0}, "second": {"p": 0.5, "q": 1.0, "r": 0.0}},
-)
+)  # fmt: skip
 
 
 def test_every_k_and_every_stage_has_its_interval_over_problems() -> None:
