@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from mechanisms import ROOT, Mechanism, mechanisms
+from tables import tables
 
 
 def out_of_date(mechanism: Mechanism) -> Iterator[str]:
@@ -41,13 +42,7 @@ class Store:
 """
 
 
-@pytest.mark.parametrize(("where", "code", "instead", "expected"), [
-    ("m:Store.save", "path.exists()", "False", "        if False:  # another was faster\n"),
-    ("m:Store.save", "write(path)\nreturn True", "if path:\n    a()", "False\n        if path:\n            a()\n"),
-    ("m:Store.save", "return", "pass", "stands 2 times"),
-    ("m:Store.save", "gone()", "pass", "stands 0 times"),
-    ("m:Store.load", "2", "pass", "no function Store.load"),
-])  # fmt: skip
+@pytest.mark.parametrize(("where", "code", "instead", "expected"), tables("mechanisms")["replaced"])
 def test_code_is_found_in_its_function_alone(where: str, code: str, instead: str, expected: str) -> None:
     try:
         found = Mechanism("", "one", where, code, "", instead).taken_out(SOURCE)

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_of import bare_run
 from safetensors.torch import load_file, save_file
+from tables import tables
 from training_support import in_ranks, random_batch, settings, tiny_model
 
 from mrt_hpc.errors import UserError
@@ -40,18 +41,7 @@ SHAPES = {  # stages and precisions by the number of ranks
     2: [*((stage, "fp32") for stage in range(4)), *product((0, 2, 3), ("bf16", "bf16_autocast"))],
 }
 CASES = [(ranks, *shape) for ranks, shapes in SHAPES.items() for shape in shapes]
-CHANGES = [  # ranks, stage and precision of the writer, and of the trainer that goes on
-    (1, 0, "fp32", 2, 1, "fp32"),
-    (1, 1, "fp32", 2, 3, "fp32"),
-    (1, 2, "fp32", 2, 2, "fp32"),
-    (1, 3, "fp32", 2, 0, "fp32"),
-    (2, 0, "fp32", 1, 3, "fp32"),
-    (2, 2, "fp32", 1, 0, "fp32"),
-    (2, 3, "fp32", 1, 2, "fp32"),
-    (2, 2, "bf16", 1, 0, "bf16"),
-    (1, 0, "bf16", 2, 3, "bf16"),
-    (2, 3, "bf16", 2, 0, "bf16_autocast"),
-]
+CHANGES = [tuple(change) for change in tables("training_checkpoint")["changes"]]
 SHARED_ROWS = {"stage": 3, "precision": "fp32", "batching": "packed", "sequence_parallel": 2}
 """A trainer of two ranks that share each row."""
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from basics import ROOT
+from tables import tables
 
 from mrt_hpc.errors import Advice, UserError
 
@@ -83,14 +84,7 @@ def test_no_command_is_put_together_but_by_the_one_that_quotes() -> None:
 
 
 def test_a_command_that_is_put_together_is_found() -> None:
-    for wrong in (
-        "E('x', advice='mrt-hpc status ' + run)",
-        "E('x', advice='mrt-hpc status {}'.format(run))",
-        "E('x', advice=a if b else f'ls {run}')",
-        "def f(run):\n    advice = f'rm {run}'\n    raise E('x', advice=advice)",
-        "echo(f'next: mrt-hpc status {run}')",
-        "Advice(f'ls {run.root}')",
-    ):
+    for wrong in tables("advice")["put_together"]:
         assert [*unsafe(ast.parse(wrong))], wrong
 
 

@@ -9,6 +9,7 @@ from commands import refusal
 from evaluated import PROBLEMS, boundary, model, trace, unvalued
 from samples import rollout_with, sampled
 from scipy.stats import t as student
+from tables import tables
 
 from mrt_hpc.analysis import efficiency, episode_progress, model_samples, scaling
 from mrt_hpc.analysis.accuracy_by_budget import AccuracyAt, analyse_extrapolation
@@ -228,13 +229,7 @@ def test_progress_is_split_by_outcome_and_difficulty() -> None:
 
 def test_problems_of_the_same_accuracy_are_in_the_same_third_for_all_models() -> None:
     mirrored = {"hard": "easy", "medium": "medium", "easy": "hard"}
-    for shares, levels in (
-        ([0, 0.1, 0.5, 0.5, 0.9, 1], "hard hard medium medium easy easy"),
-        ([0, 1, 1, 1], "hard easy easy easy"),
-        ([0, 0.5, 0.5, 0.5, 1], "hard medium medium medium easy"),
-        ([0, 0.25, 0.5, 0.75], "hard medium medium easy"),
-        ([1, 1, 1], "medium medium medium"),
-    ):
+    for shares, levels in tables("analyses")["thirds"]:
         accuracy, turned = ({str(n): abs(far - share) for n, share in enumerate(shares)} for far in (0, 1))
         hard, easy = (episode_progress.difficulties(one) for one in (accuracy, turned))
         assert [hard[p] for p in accuracy] == [mirrored[easy[p]] for p in accuracy] == levels.split()

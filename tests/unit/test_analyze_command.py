@@ -26,12 +26,7 @@ from mrt_hpc.submit.create import create_or_open
 
 TABLES = tables("analyze_command")
 
-FILES = {
-    "regret": ["areas_by_episode", "regret"],
-    "scaling": ["earlier_votes", "equal_tokens", "scaling"],
-    "progress": ["progress"],
-    "efficiency": ["accuracy_by_tokens", "tokens_to_accuracy"],
-}
+FILES = TABLES["files"]
 """The CSV files of each analysis."""
 
 

@@ -22,6 +22,7 @@ from commands import recipe, refusal
 from families import assert_gone
 from run_of import publish_some, read_events, run_of, say, task_of
 from samples import sampled
+from tables import tables
 
 from mrt_hpc import ExitCode, Problem, RunLayout
 from mrt_hpc.analysis.spending import attempts
@@ -88,12 +89,7 @@ def test_it_has_the_memory_of_both_and_the_gpus_of_one() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    for change, field in (
-        ("resources.inference.tasks=2", "resources.inference.tasks"),
-        ("resources.trainer={ranks: 2, ranks_per_node: 1}", "resources.trainer.ranks_per_node"),
-        ("resources.trainer.gpus=1", "resources.inference.gpus"),
-        ("resources.inference.nodes=2", "resources.inference.nodes"),
-    ):
+    for change, field in tables("colocated")["unfit"]:
         assert field in refusal(plan, change).message()
 
 

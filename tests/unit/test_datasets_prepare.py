@@ -163,14 +163,7 @@ def test_an_output_that_is_there_stays_without_force_and_the_source_is_never_rep
     assert OUT.read_bytes() == json_lines(ROWS)
 
 
-BAD = [
-    {"id": "a", "problem": "1+1?", "answer": "2"},
-    {"id": "b", "problem": " ", "answer": "2"},
-    {"id": "a", "problem": "1+2?", "answer": "3"},
-    ["no", "object"],
-    {"id": "c", "problem": "2+2?"},
-    {"id": "d", "problem": "2+3?", "answer": "5"},
-]
+BAD = TABLES["bad"]
 
 
 def test_a_bad_row_is_refused_by_its_place_or_left_out() -> None:

@@ -9,6 +9,7 @@ from basics import QUICKSTART, executable, look_first_in
 from commands import refusal, typed
 from other_users import ANOTHER
 from run_of import run_of
+from tables import tables
 
 from mrt_hpc.attempt.ledger import record_site, remember_site
 from mrt_hpc.backends.local.site import LocalSite
@@ -64,14 +65,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
     return user
 
 
-@pytest.mark.parametrize(("named_by", "site"), [
-    ({}, "local"),
-    ({"variable": "", "settings": "three"}, "three"),
-    ({"variable": "two", "settings": "three"}, "two"),
-    ({"run": "one", "variable": "two", "settings": "three"}, "one"),
-    ({"run": "local", "variable": "two", "settings": "three"}, "local"),
-    ({"typed": "two", "run": "one", "variable": "three"}, "two"),
-])  # fmt: skip
+@pytest.mark.parametrize(("named_by", "site"), tables("default_site")["named"])
 def test_the_first_that_names_a_site_decides(
     user: User, monkeypatch: pytest.MonkeyPatch, named_by: dict[str, str], site: str
 ) -> None:

@@ -93,11 +93,7 @@ def test_every_setting_is_set_by_a_recipe_or_named_by_a_page() -> None:
 
 
 def test_fields_can_be_narrowed() -> None:
-    for words, there, absent in (
-        (["training"], "training.learning_rate", "schedule.iterations"),
-        (["algorithm.mrt_online"], "algorithm[mrt_online].alpha", "algorithm[mrt].alpha"),
-        (["site", "environment"], "environment", "partitions"),
-    ):
+    for words, there, absent in TABLES["narrowed"]:
         lines = typed("fields", *words).output.splitlines()
         assert there in lines and absent not in lines
 

@@ -52,14 +52,7 @@ def named(loss: TokenLoss) -> dict[str, float]:
 
 
 def test_clipping() -> None:
-    for ratio, advantage, expected, gradient in (
-        (1.0, 2.0, -2.0, -2.0),
-        (1.1, 2.0, -2.2, -2.2),
-        (1.5, 2.0, -2.6, 0.0),  # beyond 1 + high: clipped, no gradient
-        (0.5, 2.0, -1.0, -1.0),  # a good token that became rare is always pulled back
-        (0.5, -2.0, 1.6, 0.0),  # beyond 1 - low: clipped
-        (1.5, -2.0, 3.0, 3.0),
-    ):
+    for ratio, advantage, expected, gradient in TABLES["clipping"]:
         loss, actual_gradient = one_token(ratio=ratio, advantage=advantage)
         assert [loss.total.item(), actual_gradient] == pytest.approx([expected, gradient], rel=1e-6)
         assert named(loss)["clipped"] == (gradient == 0.0)

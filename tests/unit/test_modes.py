@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import samples
 from commands import recipe, refusal
 from run_of import run_of
+from tables import tables
 from warm_start import build_tokenizer
 
 from mrt_hpc import Mode, Prompter
@@ -182,13 +183,7 @@ def benchmark(mode: str) -> str:
 
 
 def test_what_cannot_work_is_refused() -> None:
-    for mode, fact in (
-        ("{type: budget_forcing, budgets: [64, 32]}", "ascending"),
-        ("{type: budget_forcing, budgets: [64], forced_text: Stop.}", "forced_text"),
-        ("{type: extrapolation, extensions: 3}", "value_every"),
-        ('{type: extrapolation, words: [Wait, ""]}', "is empty"),
-        ("{type: linearised, rounds: 1}", "from 2"),
-    ):
+    for mode, fact in tables("modes")["refused"]:
         assert fact in refusal(recipe, "quickstart", benchmark(mode)).message()
     tagless = 'prompt={instruction: "", thought_start: "", thought_end: ""}'
     assert "prompt.thought_end" in refusal(recipe, "quickstart", tagless, benchmark("{type: extrapolation}")).message()

@@ -119,14 +119,7 @@ def test_a_way_of_evaluating_and_a_function_are_checked_as_classes_are(tmp_path:
 
 
 def test_a_module_that_fails_or_lacks_something_is_refused(recipe_file: Path) -> None:
-    for number, (code, told) in enumerate((
-        ("x = 1\ndef f(:\n", "line 2: SyntaxError"),
-        ("x = 1\nimport nowhere_at_all\n", "line 2: ModuleNotFoundError: No module named 'nowhere_at_all'"),
-        ("import sys\nsys.exit(0)\n", "line 2: SystemExit"),
-        ("from mrt_hpc.algorithms.base import RolloutAlgorithm\nclass Mine(RolloutAlgorithm):\n    type: str\n",
-         "the method learnt"),
-        ("from mrt_hpc.provers.base import SamplingProver\nclass Mine(SamplingProver):\n    type: str\n", "is none"),
-    )):  # fmt: skip
+    for number, (code, told) in enumerate(TABLES["broken"]):
         name = f"broken_{number}_{recipe_file.parent.name}"
         (recipe_file.parent / f"{name}.py").write_text(code)
         refused = refusal(load_recipe, recipe_file, (f"algorithm.type={name}:Mine",))
@@ -262,12 +255,7 @@ def deaf(answer, gold):
 
 def test_a_verifier_judges_stored_and_odd_texts(run: Path) -> None:
     module = written(run, (EXAMPLES / "my_verifier.py").read_text() + FUNCTIONS)
-    for name, exits, told in (
-        ("same_words", 0, "ok     `judge`"),
-        ("LastLineChoice", 0, "doubt  some stored text has an answer"),
-        ("partial", 2, "returned 1.9, which is none of true"),
-        ("deaf", 0, "doubt  `judge` of"),
-    ):
+    for name, exits, told in TABLES["verifiers"]:
         assert told in typed("check", f"{module}:{name}", "--run", run, exits=exits).output, name
 
 

@@ -34,12 +34,7 @@ ALL = [(name, shape) for name, shape in ALL if shape != "one_gpu" or not name.st
 """Without the collections of backtracking, which take months of one GPU."""
 GPUS = {"": 8, "4x8": 32, "preemptible": 8, "one_gpu": 1}
 """The GPUs that a run of each shape may use at a time, its evaluations aside."""
-FREE = {
-    "schedule.coupling": "which role uses the GPUs when decides no number of the method",
-    "schedule.iterations_per_job": "the length of a segment decides where jobs end, and no result",
-    "training.checkpoint_every": "how much a lost trainer computes again, which gives the same weights",
-    "evaluation.problem_shards": "the number of tasks that share the problems; every sample has the seed of its place",
-}
+FREE = tables("paper_recipes")["free"]
 """The fields besides resources that a shape may change, with the reason why no number of the method depends on them."""
 
 
@@ -130,12 +125,7 @@ def test_a_run_uses_the_gpus_of_its_shape_and_loses_one_update_where_it_is_preem
         assert shape != "preemptible" or one.training.checkpoint_every == 1, f"{name}: one update is lost"
 
 
-ROWS = {
-    "DeepSeek-R1-Distill-Qwen-1.5B": {"numina_math_4000.jsonl": 4000, "numina_math_10000.jsonl": 10000},
-    "DeepScaleR-1.5B-Preview": {"aime_1983_2023.jsonl": 919},
-    "Llama-3.1-8B-Instruct": {"numina_math_10000.jsonl": 10000},
-    "Qwen2.5-Math-1.5B-Instruct": {"numina_math_4000.jsonl": 4000},
-}
+ROWS = tables("paper_recipes")["rows"]
 
 
 @pytest.mark.parametrize("name", PAPER)

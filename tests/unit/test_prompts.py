@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from commands import recipe, refusal
 from run_of import run_of
+from tables import tables
 from tokenizers import AddedToken, processors
 from warm_start import build_tokenizer
 
@@ -203,14 +204,7 @@ def test_prompts_and_conversations_begin_once_with_the_tokens_that_the_tokenizer
 
 
 def test_the_end_of_a_turn_stops_a_completion(tmp_path: Path) -> None:
-    for between, at_end, added in (
-        ("<|turn|>\n", "<|turn|>\n<|end|>", ["<|turn|>"]),  # as Phi-3 without generation_config.json
-        ("<|end|>", "<|end|>", []),
-        ("<|turn|><|end|>", "<|turn|><|end|>", []),  # the end of the answer, and then that of the turn
-        ("<|turn|>", "<|end|>", []),  # the last turn ends in another way than a channel does
-        ("<|next|>", "", ["<|next|>"]),  # the next turn's token is all that shows the end
-        ("\nUser: ", "\n", []),
-    ):  # fmt: skip
+    for between, at_end, added in tables("prompts")["ends_of_turns"]:  # fmt: skip
         ended = f"{{{{ '{at_end}' if loop.last else '{between}' }}}}".replace("\n", "\\n")
         template = "{% for m in messages %}{{ m.content }}" + ended + "{% endfor %}"
         found = Prompter.of(model(tmp_path, template, "<|turn|>", "<|next|>"), Prompt())

@@ -146,12 +146,7 @@ def test_sections_are_merged_and_all_else_is_replaced(write: Callable[..., Path]
 
 
 def test_a_fault_has_the_place_where_it_stands(write: Callable[..., Path]) -> None:
-    for child, field, file, line in (
-        ("sampling: {max_tokens: much}", "sampling.max_tokens", "child.yaml", 2),
-        ("sampling: {max_toknes: 3}", "sampling.max_toknes", "child.yaml", 2),
-        ("algorithm: {type: star, alpha: 1}", "algorithm.sequences_per_iteration", "child.yaml", 2),
-        ("name: child", "training.learning_rate", "base.yaml", 6),
-    ):
+    for child, field, file, line in TABLES["places"]:
         write(BASE.replace("1e-3", "0") if file == "base.yaml" else BASE, "bases/base.yaml", "")
         refused = refusal(load_recipe, write(child))
         assert refused.what.startswith(field)
@@ -224,11 +219,7 @@ def test_what_does_not_go_together(name: str, field: str, changes: tuple[str, ..
 
 
 def test_a_misfit_shows_the_value_and_an_option_that_removes_it() -> None:
-    for value, fits, *changes in (
-        ("3 (the default)", "training.keep_weights=4", "schedule.max_staleness=2"),
-        ("'keep'", "schedule.weight_swap=drain", "schedule.weight_swap=keep"),
-        ("True", "training.offload_optimizer=false", "training.offload_optimizer=true", "training.zero_stage=0"),
-    ):
+    for value, fits, *changes in TABLES["mended"]:
         refused = refusal(recipe, "small_world/grpo", *changes)
         assert repr(refused.value) == value
         assert str(refused.advice).startswith(f"--set {fits}, or ")

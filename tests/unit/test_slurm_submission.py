@@ -14,6 +14,7 @@ from canned_queue import CannedRun, canned_run
 from commands import commands_first, recipe, refusal, typed
 from run_of import bare_run, run_of
 from submitted import current_ids, latest_ids
+from tables import tables
 
 from mrt_hpc import ExitCode, RunLayout, StartEstimate
 from mrt_hpc.attempt.ledger import current_submissions, record_submission, task_ids
@@ -226,14 +227,7 @@ def test_jobs_of_one_kind_are_asked_about_once_and_told_together(monkeypatch: py
 
 
 def test_the_end_of_a_task_comes_from_slurm(tmp_path: Path) -> None:
-    for variables, answer, ends_at in (
-        ({"SLURM_JOB_END_TIME": "111"}, "echo 222", "111"),
-        ({}, "echo 222", "222"),
-        ({"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}, 'echo "$*" | grep -q jobs=7_3 && echo 333', "333"),
-        ({"SQUEUE_FORMAT": "%j"}, '[ -z "$SQUEUE_FORMAT" ] && echo Welcome && echo 444', "444"),
-        ({}, "echo N/A", "by the plan"),
-        ({}, "exit 1", "by the plan"),
-    ):
+    for variables, answer, ends_at in tables("slurm_submission")["ends"]:
         executable(tmp_path / "squeue", answer)
         setup = sbatch_parameters(job(), BOX, RunLayout(tmp_path / "run"), waited_for=False)["setup"]
         script = "\n".join([*setup, f'echo "${ENDS_AT} $(date +%s) $id"'])

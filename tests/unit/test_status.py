@@ -19,6 +19,7 @@ from rich.console import Console
 from run_of import publish_some, task_of
 from samples import rollout, sampled
 from synthetic_run import SyntheticEvaluation, made_up_metrics
+from tables import tables
 from terminals import on_a_terminal
 
 from mrt_hpc.analysis.measures import IterationMetrics
@@ -233,14 +234,7 @@ def test_the_records_of_tasks_decide_where_nothing_is_queued(run: CannedRun) -> 
 
 def test_the_queue_decides_for_submitted_jobs_in_two_calls(run: CannedRun) -> None:
     run.submitted(trainer="12", report="13")
-    for number, (state, *lines) in enumerate((
-        ("running", "12|RUNNING|1|None|node1"),
-        ("queued", "12|PENDING|N/A|SomethingNew|"),
-        ("waiting", "12|PENDING|N/A|Dependency|"),
-        ("waiting", "12|PENDING|N/A|JobHeldUser|"),
-        ("stopped", "12|FAILED|1|NonZeroExitCode|"),
-        ("queued", "12|PENDING|N/A|Resources|", "13|PENDING|N/A|Dependency|"),
-    ), start=1):  # fmt: skip
+    for number, (state, *lines) in enumerate(tables("status")["queue"], start=1):  # fmt: skip
         run.queue(*lines)
         assert look(run)[1] == state
         assert sorted(run.calls) == [*["sacct"] * number, *["squeue"] * number]
