@@ -170,11 +170,9 @@ def test_rollouts_of_one_group_may_start_in_several_places() -> None:
     traces = sampled(RolloutSampler(Scripted(), TOKENS, replace(plan(), group_size=3)), [group])
     assert [t.sample for t in traces] == [0, 1, 2]
     assert [t.completion.seed for t in traces] == [derive_seed(7, "rollout", 2, "p0", s) for s in range(3)]
-    assert traces[0].text == "First, x=3\n\n" + TRACE
-    assert [len(t.boundaries) for t in traces] == [4, 4, 1]
+    assert (traces[0].text, [len(t.boundaries) for t in traces]) == ("First, x=3\n\n" + TRACE, [4, 4, 1])
     records = [t.graded_rollout("7", 1.0) for t in traces]
-    assert [r.forced for r in records] == [0, 0, len(FORCED)]
-    assert records[2].prompt_ids == [*context, *FORCED]
+    assert ([r.forced for r in records], records[2].prompt_ids) == ([0, 0, len(FORCED)], [*context, *FORCED])
 
 
 def test_without_tags_a_forced_answer_is_looked_for_behind_the_prefix() -> None:

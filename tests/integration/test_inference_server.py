@@ -156,8 +156,7 @@ def test_log_probabilities_are_of_what_was_sampled_from(
 def test_a_seed_decides_its_sample_whichever_others_share_the_request(reached: Reached, models: list[Path]) -> None:
     seeds = (1, 2, 3)
     together, alone = reached.sample(seeds=seeds, max_tokens=100), reached.sample(seeds=(2,), max_tokens=100)
-    assert together[1].token_ids == alone[0].token_ids
-    assert len({tuple(c.token_ids) for c in together}) == 3
+    assert (together[1].token_ids, len({tuple(c.token_ids) for c in together})) == (alone[0].token_ids, 3)
     for seed, completion in zip(seeds, together, strict=True):
         ids = completion.token_ids
         assert_drawn_by_seed(reference_distributions(models[0], PROMPT, ids, 1.0), ids, seed)
@@ -406,8 +405,7 @@ def test_a_server_that_fails_under_load_is_restarted_with_the_weights_loaded_las
             watch.cancel()
 
     completions = reached.ask(fail_and_go_on, revive=lambda: asyncio.to_thread(vllm.restart_if_dead))
-    assert vllm.starts == starts + 1
-    assert [c.sample for c in completions] == MANY
+    assert (vllm.starts, [c.sample for c in completions]) == (starts + 1, MANY)
     assert_gone(processes)
     assert_sampled_from(models[1], completions[:2], 1.0)
     assert not vllm.restart_if_dead()

@@ -183,8 +183,7 @@ def test_a_text_is_found_and_a_link_leads_to_its_trace(run: RunLayout, page: Bro
     )
     page.call("POST", "url", url=link)
     page.call("POST", "refresh")
-    assert count(page) == (every, every)
-    assert page.script("return document.activeElement.id") == "trace"
+    assert (count(page), page.script("return document.activeElement.id")) == ((every, every), "trace")
     assert page.script("return document.querySelector('#trace .chip').textContent") == gain
     assert page.script("return document.querySelector('#trace details').open"), "the problem is read with its trace"
     page.open(run.page, WIDE)

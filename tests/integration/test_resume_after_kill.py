@@ -47,8 +47,7 @@ def stop_when(run: Path, condition: Callable[[], bool], *, kill: bool = True) ->
             time.sleep(0.001)
         if not kill:
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == ExitCode.INTERRUPTED
-            assert servers_of(run) == []
+            assert (process.wait(60), servers_of(run)) == (ExitCode.INTERRUPTED, [])
             return
     finally:
         with suppress(ProcessLookupError):  # a leader that ended by itself may have left others of its group

@@ -248,8 +248,7 @@ TOKENIZERS = {
 def test_the_pieces_of_any_text_join_to_its_bytes(name: str, text: str) -> None:
     ids = TOKENIZERS[name].encode(text, add_special_tokens=False)
     pieces = TokenBytes(TOKENIZERS[name]).pieces(ids)
-    assert len(pieces) == len(ids)
-    assert b"".join(pieces) == text.encode()
+    assert (len(pieces), b"".join(pieces)) == (len(ids), text.encode())
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

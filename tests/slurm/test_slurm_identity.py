@@ -89,8 +89,7 @@ def test_a_listing_that_lacks_new_jobs_doubles_none_and_cancels_all(cluster: Clu
         assert "cancelled 5 job(s)" in typed_behind_a_cache(cluster, folder, "cancel", str(run))
     else:
         assert cluster.mrt_hpc("cancel", str(run)).returncode == 0
-    assert queued(cluster) == before
-    assert latest_ids(RunLayout(layout.root)) == ids
+    assert (queued(cluster), latest_ids(RunLayout(layout.root))) == (before, ids)
 
 
 @pytest.mark.timeout(600)

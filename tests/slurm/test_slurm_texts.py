@@ -136,8 +136,7 @@ def test_srun_starts_the_image_where_all_words_are_its_options(tmp_path: Path) -
     line = shlex.split(text.split("\nsrun ")[1].split("\n")[0])
     assert line.index("/bin/bash") > line.index(options[0]) and set(options) <= set(line)
     started, settles = commands_of(tmp_path, text)
-    assert started[0] == "python9"
-    assert settles[:4] == ["srun", "--nodes=1", "--ntasks=1", "--export=ALL"]
+    assert (started[0], settles[:4]) == ("python9", ["srun", "--nodes=1", "--ntasks=1", "--export=ALL"])
     assert settles[4:7] == [*options, "python9"]
 
 

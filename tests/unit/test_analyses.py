@@ -304,8 +304,7 @@ LONG = unvalued({"a": ("R", 128), "b": ("R", 256)}, "long")
 def test_tokens_to_an_accuracy_and_their_ratio() -> None:
     """A draw has a problem twice in one case of four each: the accuracy then rises from 0 to 1 within one token."""
     short, long = tokens_to(efficiencies([SHORT, LONG]), 0.5, seed=1)
-    assert short.tokens == IntervalEstimate(64.0, 63.5, 127.5)
-    assert long.tokens == IntervalEstimate(128.0, 127.5, 255.5)
+    assert (short.tokens, long.tokens) == (IntervalEstimate(64.0, 63.5, 127.5), IntervalEstimate(128.0, 127.5, 255.5))
     assert long.ratio == IntervalEstimate(2.0, 2.0, pytest.approx(127.5 / 63.5))
     assert short.ratio == IntervalEstimate(1.0, 1.0, 1.0)
 

@@ -216,8 +216,7 @@ def test_a_task_of_a_queue_is_run_as_often_as_its_retries_allow(tmp_path: Path) 
 def test_slots_are_given_out_and_come_back() -> None:
     slots = Slots(cpus=4, gpus=["0", "1", "2"])
     two = resources(gpus_per_rank=2, cpus_per_rank=3)
-    assert slots.take(two) == ["0", "1"]
-    assert (slots.fit(two), slots.fit(resources())) == (False, True)
+    assert (slots.take(two), (slots.fit(two), slots.fit(resources()))) == (["0", "1"], (False, True))
     slots.give_back(two, ["0", "1"])
     assert (slots.fit(two), slots.take(two)) == (True, ["2", "0"])
 

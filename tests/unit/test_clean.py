@@ -81,8 +81,7 @@ def test_the_usual_removal_keeps_results_and_the_last_weights_and_checkpoint(run
     free = ("weights", "checkpoints", "set_aside", "logs", "hearts", "jobs")
     before = files(run, *free)
     assert "freed " in clean(run, "--yes")
-    assert published_versions(run) == [0, LAST]
-    assert [path.name for path in run.checkpoints.iterdir()] == ["step000008"]
+    assert (published_versions(run), [path.name for path in run.checkpoints.iterdir()]) == ([0, LAST], ["step000008"])
     assert list(run.set_aside.iterdir()) == []
     assert not run.evaluation_samples(0, "aime24").exists()
     assert files(run, *free) == before
@@ -148,8 +147,7 @@ def test_what_is_held_open_is_named_and_all_else_is_removed(run: RunLayout) -> N
     finally:
         (left,) = run.weights.glob(".v000003.tmp-*")
         subprocess.run(["umount", str(left / "a")], check=True)
-    assert published_versions(run) == [0, 8]
-    assert [path.name for path in left.iterdir()] == ["a"]
+    assert (published_versions(run), [path.name for path in left.iterdir()]) == ([0, 8], ["a"])
     assert str(left) in " ".join(printed.split()) and "a process still holds it open" in printed
     typed("clean", run.root, "--what", "parts", "--yes")
     assert not left.exists()

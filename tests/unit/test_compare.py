@@ -76,8 +76,7 @@ def test_the_parts_of_the_variance_by_hand() -> None:
 def test_holms_correction_by_hand() -> None:
     """0.01 * 3; 0.03 * 2; 0.04 * 1 is less than the one before it, and becomes that."""
     assert intervals.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert intervals.holm([0.9, 0.8]) == [1.0, 1.0]
-    assert intervals.holm([]) == []
+    assert (intervals.holm([0.9, 0.8]), intervals.holm([])) == ([1.0, 1.0], [])
 
 
 def test_measures_by_hand() -> None:

@@ -140,8 +140,7 @@ def test_a_default_is_no_file_of_the_working_directory(user: User) -> None:
     """The user has not typed it there, and its commands would run in jobs."""
     user.settings("site: one\n")
     Path("one").write_text("type: slurm\nname: planted\nsetup: ['touch pwned']\n")
-    assert find_site(None).name == "one"
-    assert find_site("one").name == "planted"
+    assert (find_site(None).name, find_site("one").name) == ("one", "planted")
 
 
 def test_a_default_that_is_wrong_is_refused_with_its_place(user: User, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,8 +48,7 @@ def test_episodes_concatenate_to_the_trace(parts: list[str], gap: int, cuts: int
     raw = "\n\n".join(parts).encode()
     pieces = [raw[i : i + 3] for i in range(0, len(raw), 3)]  # boundaries and characters do not fall together
     boundaries = cut_episodes(pieces, Episodes(min_paragraphs=gap, max_cuts=cuts, group_size=group, max_episodes=cap))
-    assert boundaries[0] == 0
-    assert boundaries[-1] == len(pieces)
+    assert (boundaries[0], boundaries[-1]) == (0, len(pieces))
     assert all(a < b for a, b in pairwise(boundaries))
     assert len(boundaries) - 1 <= cap
     assert b"".join(b"".join(pieces[a:b]) for a, b in pairwise(boundaries)) == raw

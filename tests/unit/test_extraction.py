@@ -82,8 +82,7 @@ def test_the_box_that_ends_a_thought_is_the_one_that_is_graded(parts: list[str])
 
 def test_what_of_the_forced_text_is_the_answers_and_where_it_starts() -> None:
     assert answer_start(DEFAULT_FORCED_TEXT, "</think>") == "\n\n**Final Answer**\n\nThe final answer is"
-    assert answer_start(OPEN_FORCED_TEXT, "") == "The final answer is"
-    assert answer_start("", "") == ""
+    assert (answer_start(OPEN_FORCED_TEXT, ""), answer_start("", "")) == ("The final answer is", "")
     # behind what ends with a newline, as every prefix with tags does; and in the sentence that opens a box
     assert DEFAULT_FORCED_TEXT.startswith("Time is up.") and OPEN_FORCED_TEXT.startswith("\nTime is up.")
 

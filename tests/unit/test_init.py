@@ -85,8 +85,7 @@ def test_the_profile_becomes_the_site_of_all_commands(init: Callable[..., str], 
     home.chmod(0o777)
     for name in ("first", "123"):
         assert str(home / "settings.yaml") in init(name, "--yes")
-        assert default_site() == (name, str(home / "settings.yaml"))
-        assert find_site(None).name == name
+        assert (default_site(), find_site(None).name) == ((name, str(home / "settings.yaml")), name)
     assert not home.stat().st_mode & 0o022, "else the settings would not be read"
     printed = init("third", "--yes", "--output", str(tmp_path / "elsewhere.yaml"))
     assert default_site() == ("123", str(home / "settings.yaml")), "a trial in another folder is the site of no command"

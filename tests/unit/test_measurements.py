@@ -129,8 +129,7 @@ def test_outcomes_are_those_of_the_whole_records_in_any_order_and_damage_is_seen
     shard = evaluated_run(tmp_path / "run", 0).evaluation_shard(0, "held-out", 0)
     found = read_outcomes(shard)
     assert evaluated_problems([found]) == evaluated_problems([read_group(shard)])
-    assert [rollout.tokens for rollout in found.rollouts] == [70, 50]
-    assert len(found.branches) == 20
+    assert ([rollout.tokens for rollout in found.rollouts], len(found.branches)) == ([70, 50], 20)
     turned = replace(found, rollouts=found.rollouts[::-1], branches=found.branches[::-1], values=found.values[::-1])
     assert evaluated_problems([turned]) == evaluated_problems([found])
     path = shard / "rollouts.parquet"

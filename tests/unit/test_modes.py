@@ -120,8 +120,7 @@ def test_a_paragraph_that_the_limit_cuts_is_dropped_and_the_rest_stays_in_the_pr
     mode = ROTATION.model_copy(update={"extensions": 2, "value_every": 1})
     server = Scripted(["x=3\n\n</think>", ", x=4\n\n" + ", x=5" * 9, ", x=8" * 9, "7}"])
     [trace] = traces(mode, server)
-    assert trace.text == "x=3\n\nWait, x=4\n\n" + FORCED + "7}"
-    assert inserted(trace) == ["Wait", FORCED]
+    assert (trace.text, inserted(trace)) == ("x=3\n\nWait, x=4\n\n" + FORCED + "7}", ["Wait", FORCED])
     first, second = len(ids("x=3\n\n")), len(ids("x=3\n\nWait, x=4\n\n"))
     assert trace.boundaries == [0, first, second, second]
     assert server.asked[2].prompt_ids == [*PROMPT, *ids("x=3\n\nWait, x=4\n\nFirst")]
@@ -164,8 +163,7 @@ def test_the_second_attempt_sees_the_first_which_is_closed_where_it_was_cut() ->
     ):
         first, second = traces(mode, Scripted([attempt, "x=7</think>7"]))
         assert second.start.context_ids[: len(PROMPT)] == PROMPT
-        assert TOKENS.text(second.start.context_ids[len(PROMPT) :]) == turn
-        assert second.text == "x=7</think>7"
+        assert (TOKENS.text(second.start.context_ids[len(PROMPT) :]), second.text) == (turn, "x=7</think>7")
         assert [(t.sample, t.counts) for t in (first, second)] == [(2, False), (3, True)]
         seeds = [derive_seed(7, "rollout", 0, "p", 1), derive_seed(7, "round", 0, "p", 1, 1)]
         assert [t.completion.seed for t in (first, second)] == seeds
@@ -174,8 +172,7 @@ def test_the_second_attempt_sees_the_first_which_is_closed_where_it_was_cut() ->
 def test_a_prompt_holds_the_last_attempts_of_the_window() -> None:
     found = traces(Linearised(rounds=4, window=2, backtrack="Again"), Scripted([f"x={n}</think>{n}" for n in range(4)]))
     shown = [[n for n in range(4) if f"x={n}" in TOKENS.text(t.start.context_ids[len(PROMPT) :])] for t in found]
-    assert shown == [[], [0], [0, 1], [1, 2]]
-    assert [t.sample for t in found] == [4, 5, 6, 7]
+    assert (shown, [t.sample for t in found]) == ([[], [0], [0, 1], [1, 2]], [4, 5, 6, 7])
 
 
 def benchmark(mode: str) -> str:
@@ -206,5 +203,4 @@ def test_records_without_inserted_tokens_are_written_as_before_and_read_again(tm
     write_records(usual, [plain], Rollout)
     write_records(special, [plain, forced], Rollout)
     assert not {"inserted", "stage", "stages"} & set(pq.read_schema(usual).names)
-    assert read_records(usual, Rollout) == [plain]
-    assert read_records(special, Rollout) == [plain, forced]
+    assert (read_records(usual, Rollout), read_records(special, Rollout)) == ([plain], [plain, forced])

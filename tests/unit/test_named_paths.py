@@ -31,11 +31,9 @@ def test_a_shell_that_is_elsewhere_decides_nothing(link: Path, tmp_path: Path, m
     monkeypatch.chdir(link)
     for named, found in ((link, link), (tmp_path, link.resolve()), (tmp_path / "gone", link.resolve())):
         monkeypatch.setenv("PWD", str(named))
-        assert here() == found
-        assert absolute(Path("runs/a")) == found / "runs/a"
+        assert (here(), absolute(Path("runs/a"))) == (found, found / "runs/a")
     monkeypatch.delenv("PWD")
-    assert here() == link.resolve()
-    assert absolute(Path("/x")) == Path("/x")
+    assert (here(), absolute(Path("/x"))) == (link.resolve(), Path("/x"))
 
 
 def test_two_names_of_one_file_are_no_change_of_a_recipe(link: Path) -> None:

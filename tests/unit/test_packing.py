@@ -72,8 +72,7 @@ def test_a_shared_row_has_every_prefix_once_and_every_path(ids: list[list[int]])
     row = packing.SharedRow.of([np.array(tokens) for tokens in ids])
     assert len(row.ids) == len(row.places) == sum(row.own) == nodes(ids)
     for index, path, own, end in zip(row.order, row.paths, row.own, accumulate(row.own), strict=True):
-        assert row.ids[path].tolist() == ids[index]
-        assert row.places[path].tolist() == list(range(len(ids[index])))
+        assert (row.ids[path].tolist(), row.places[path].tolist()) == (ids[index], list(range(len(ids[index]))))
         assert path[len(path) - own :].tolist() == list(range(end - own, end))
 
 

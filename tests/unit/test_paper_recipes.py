@@ -67,8 +67,7 @@ def test_no_profile_of_a_user_changes_what_a_shape_computes(tmp_path: Path, monk
     profile = tmp_path / "mrt-hpc" / "sites" / "example.yaml"
     profile.parent.mkdir(parents=True)
     profile.write_text("type: slurm\nname: example\ngpu_type: h100\n")
-    assert find_site("example").gpu_name == "h100"
-    assert shape_changes("one_gpu", load, ()) == before
+    assert (find_site("example").gpu_name, shape_changes("one_gpu", load, ())) == ("h100", before)
 
 
 @pytest.mark.parametrize(("words", "says"), tables("paper_recipes")["shapes"])

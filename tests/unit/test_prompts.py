@@ -204,7 +204,7 @@ def test_prompts_and_conversations_begin_once_with_the_tokens_that_the_tokenizer
 
 
 def test_the_end_of_a_turn_stops_a_completion(tmp_path: Path) -> None:
-    for between, at_end, added in tables("prompts")["ends_of_turns"]:  # fmt: skip
+    for between, at_end, added in tables("prompts")["ends_of_turns"]:
         ended = f"{{{{ '{at_end}' if loop.last else '{between}' }}}}".replace("\n", "\\n")
         template = "{% for m in messages %}{{ m.content }}" + ended + "{% endfor %}"
         found = Prompter.of(model(tmp_path, template, "<|turn|>", "<|next|>"), Prompt())

@@ -88,8 +88,7 @@ def test_content_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pyt
     temporary, late = (tree_to_commit(place) for _ in range(2))
     assert commit_directory(temporary, place)
     before = [temporary, *(temporary / name for name in ("a", "b", "sub", "sub/c"))]
-    assert sorted(synced[:-1]) == sorted((path, False) for path in before)
-    assert synced[-1] == (tmp_path, True)
+    assert (sorted(synced[:-1]), synced[-1]) == (sorted((path, False) for path in before), (tmp_path, True))
     synced.clear()
     assert not commit_directory(late, place)
     assert synced[-1] == (tmp_path, True), "who was second forces the name of the first to the disk"
@@ -166,8 +165,7 @@ def test_weights_versions_stay_until_they_are_pruned(tmp_path: Path) -> None:
     publish_some(layout, 0, 1, 2, 3, 4)
     place = [layout.identity.read_text().strip(), "weights/v000001"]
     assert verify(layout.weights_version(1)).about == {"place": place, "version": 1}
-    assert prune(layout, {0, 3, 4}) == [1, 2]
-    assert published_versions(layout) == [0, 3, 4]
+    assert (prune(layout, {0, 3, 4}), published_versions(layout)) == ([1, 2], [0, 3, 4])
 
 
 def test_what_lies_after_the_checkpoint_is_set_aside_with_its_reason(tmp_path: Path) -> None:
@@ -177,8 +175,7 @@ def test_what_lies_after_the_checkpoint_is_set_aside_with_its_reason(tmp_path: P
         write_json(layout.metrics(version - 1), {})
         commit_group(layout.group(version - 1, 0), sampled())
     moved = set_aside(layout, younger_than(layout, 1), "because")
-    assert published_versions(layout) == [1]
-    assert [layout.metrics(i).exists() for i in range(3)] == [True, False, False]
+    assert (published_versions(layout), [layout.metrics(i).exists() for i in range(3)]) == ([1], [True, False, False])
     assert all(layout.group(i, 0).exists() for i in range(3))
     metrics, weights = (f"iterations-{i:06}-metrics.json" for i in (1, 2)), (f"weights-v{v:06}" for v in (2, 3))
     assert sorted(p.name for p in moved) == [*metrics, *weights]
@@ -268,8 +265,7 @@ def test_an_event_that_a_full_disk_cuts_short_is_written_again(tmp_path: Path, m
     monkeypatch.setattr(retries.time, "sleep", lambda _: None)
     for iteration in (1, 2):
         EventLog(tmp_path / "a.jsonl").emit(EventKind.STEP, iteration=iteration)
-    assert room == []
-    assert [e["iteration"] for e in read_events(tmp_path)] == [1, 2]
+    assert (room, [e["iteration"] for e in read_events(tmp_path)]) == ([], [1, 2])
 
 
 def test_failures_are_forgotten_and_what_is_done_stays_done(tmp_path: Path) -> None:

@@ -130,8 +130,7 @@ def test_every_turn_of_the_assistant_is_learnt_with_its_end_and_no_further() -> 
 
 def test_a_suffix_is_learnt_by_its_position_and_what_cannot_be_learnt_is_refused() -> None:
     masked = mask_suffix("s", [1, 2], [3], [4, 5])
-    assert masked.token_ids == [1, 2, 3, 4, 5]
-    assert masked.learnt.tolist() == [False, False, False, True, True]
+    assert (masked.token_ids, masked.learnt.tolist()) == ([1, 2, 3, 4, 5], [False, False, False, True, True])
     with pytest.raises(ValueError, match="no suffix"):
         mask_suffix("s", [1], [2], [])
     rewriting = ChatFormat(lambda messages, open_next: render(messages[-1:], open_next), encode, ".")
@@ -162,8 +161,7 @@ def test_a_trace_that_was_cut_is_learnt_or_left_out_of_the_loss_or_penalised() -
     ):
         learnt = Grpo().learnt(treated)
         assert [s.advantages[0] for s in learnt.sequences] == advantages, "a masked reward stays in the baseline"
-        assert [s.trained_tokens for s in learnt.sequences] == trained
-        assert learnt.groups_with_signal == signal
+        assert ([s.trained_tokens for s in learnt.sequences], learnt.groups_with_signal) == (trained, signal)
     assert Grpo(without_outcome="drop").learnt(penalised).groups_with_signal == {"a"}
     assert [treated.right.tolist() for treated in (kept, penalised)] == [[True, False, False, False]] * 2
     for aggregation, divisor in {"token": 4, "sequence": 1, "constant": 4 * 8}.items():
@@ -209,7 +207,6 @@ def test_a_boundary_whose_branches_had_another_text_is_dropped_and_counted() -> 
     """A committed group is met again at every restart: it must not stop a run, unless none of its branches fits."""
     odd = branch(1, 1, 0.0, prompt_tokens=13)
     found, dropped = branch_sequences(batch(branch(1, 0, 1.0), odd, branch(2, 0, 1.0), branch(2, 1, 0.0)), FORCED)
-    assert dropped == 2
-    assert [s.prompt_ids for s in found] == [[1, 2, 10, 11, 12, 90, 91]] * 2
+    assert (dropped, [s.prompt_ids for s in found]) == (2, [[1, 2, 10, 11, 12, 90, 91]] * 2)
     with pytest.raises(UserError, match="6 tokens"):
         branch_sequences(batch(*(branch(1, n, float(n), prompt_tokens=7) for n in range(2))), FORCED)

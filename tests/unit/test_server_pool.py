@@ -66,8 +66,7 @@ def test_servers_start_and_load_at_the_same_time(tmp_path: Path) -> None:
     start, load = together(3), together(3)
     servers = [ScriptedServer(start, load, seconds) for seconds in (1.0, 3.0, 2.0)]
     with pool_of(*servers) as pool:
-        assert pool.load_weights(tmp_path, 4) == {"seconds": 3.0}
-        assert [one.version for one in servers] == [4, 4, 4]
+        assert (pool.load_weights(tmp_path, 4), [one.version for one in servers]) == ({"seconds": 3.0}, [4, 4, 4])
         assert not any(one.closed.is_set() for one in servers)
     assert all(one.closed.is_set() for one in servers)
 
@@ -151,8 +150,7 @@ def test_a_problem_goes_where_least_is_to_be_done_and_stays_there() -> None:
         assert held[0].asked == ["a", "d"]
         for one in held * 20:
             one.answers.release()
-        assert await asyncio.gather(*work) == [4, 1, 1, 8, 1]
-        assert generator.unfinished == [0, 0]
+        assert (await asyncio.gather(*work), generator.unfinished) == ([4, 1, 1, 8, 1], [0, 0])
 
     asyncio.run(ask())
 

@@ -120,8 +120,7 @@ def test_what_a_preemption_does() -> None:
 
     assert modes("partition_prio") == [("OFF", 0), ("OFF", 0), ("REQUEUE", 25)]
     assert set(modes("qos")) == {("OFF", 0)}, "no QOS preempts QOS normal"
-    assert set(modes("qos", "lowly")) == {("REQUEUE", 25)}
-    assert modes("none")[2] == ("OFF", 0)
+    assert (set(modes("qos", "lowly")), modes("none")[2]) == ({("REQUEUE", 25)}, ("OFF", 0))
     plain = RecordedSlurm("plain").survey()
     done = preemption(plain, (plain.partitions or {})["preempt"], None)
     assert done and (done.mode, done.notice_s) == ("CANCEL", 30)

@@ -95,8 +95,7 @@ def test_a_command_that_waits_is_shown_and_one_that_does_not_answer_is_ended(
 ) -> None:
     monkeypatch.setattr(slurm_commands, "QUIET_S", 0.3)
     run.command("sbatch", f"echo '{WORDS}' >&2; sleep 1; echo 7")
-    assert run_slurm(["sbatch"]) == "7\n"
-    assert capsys.readouterr().err == f"waiting for sbatch: {WORDS}\n"
+    assert (run_slurm(["sbatch"]), capsys.readouterr().err) == ("7\n", f"waiting for sbatch: {WORDS}\n")
     run.command("sbatch", f"echo '{WORDS}' >&2; exec sleep 60")
     assert WORDS in str(refusal(lambda: run_slurm(["sbatch"], timeout_s=0.5)))
     run.command("sbatch", "sleep 60 & echo 71")

@@ -134,8 +134,7 @@ def test_each_task_goes_by_its_latest_submission(plan: Plan, tmp_path: Path) -> 
         record_submission(layout, INFERENCE, slurm_id, "here", tasks)
     array = plan.job(INFERENCE).model_copy(update={"tasks": 4})
     assert task_ids(array, current_submissions(layout)[INFERENCE]) == ["12_0", "15_1", "16_2", "12_3"]
-    assert current_ids(layout) == ["12", "15", "16"]
-    assert array_of((1, 3), None) == "1,3%2"
+    assert (current_ids(layout), array_of((1, 3), None)) == (["12", "15", "16"], "1,3%2")
     assert awaited_ids(LiveJob("12", True, {0: "12_0", 1: "12_1"}), partly=False) == ("12",)
     assert awaited_ids(LiveJob("12", True, {0: "12_0", 2: "12_2"}), partly=True) == ("12_0", "12_2")
     assert awaited_ids(LiveJob("15", True, {0: "12_0", 1: "15_1"}), partly=False) == ("12_0", "15_1")
@@ -281,8 +280,7 @@ def test_each_kind_of_job_is_asked_about_once(folder: Path) -> None:
     found, run = asked(folder), RunLayout(folder / "run")
     assert (folder / "calls").read_text().splitlines() == ["--test-only"] * 5
     kinds = [one.jobs[0] for one in found]
-    assert kinds == [*JOBS]
-    assert {one.at for one in found} == {float(MADE)}
+    assert (kinds, {one.at for one in found}) == ([*JOBS], {float(MADE)})
     assert sum(len(one.jobs) for one in found) == len(PLAN.jobs)
     assert not run.root.exists(), "nothing is written"
     submitted = dict(sbatch_texts(PLAN, TRIED, run))

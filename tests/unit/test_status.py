@@ -234,10 +234,9 @@ def test_the_records_of_tasks_decide_where_nothing_is_queued(run: CannedRun) -> 
 
 def test_the_queue_decides_for_submitted_jobs_in_two_calls(run: CannedRun) -> None:
     run.submitted(trainer="12", report="13")
-    for number, (state, *lines) in enumerate(tables("status")["queue"], start=1):  # fmt: skip
+    for number, (state, *lines) in enumerate(tables("status")["queue"], start=1):
         run.queue(*lines)
-        assert look(run)[1] == state
-        assert sorted(run.calls) == [*["sacct"] * number, *["squeue"] * number]
+        assert (look(run)[1], sorted(run.calls)) == (state, [*["sacct"] * number, *["squeue"] * number])
 
 
 def test_where_the_queue_was_not_reached_the_hearts_decide(run: CannedRun) -> None:

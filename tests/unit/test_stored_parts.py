@@ -139,8 +139,7 @@ def test_two_evaluations_share_the_problems(one: StoredParts, two: StoredParts) 
         assert one.claim_lacking({BOTH: [0, 2]}) == {BOTH: [0, 2]}
         assert two.claim_lacking({BOTH: [0, 2, 4]}) == {BOTH: [4]}
         one.commit(0, BOTH, batch(one, 0))
-        assert two.lacking_positions([0, 2, 4]) == {BOTH: [2, 4]}
-        assert two.claim_lacking({BOTH: [2]}) == {}
+        assert (two.lacking_positions([0, 2, 4]), two.claim_lacking({BOTH: [2]})) == ({BOTH: [2, 4]}, {})
     found = replace(two, version=7).whole_samples([0, 2])
     assert {p: [(r.sample, r.weights_version) for r in s.rollouts] for p, s in found.items()} == {0: [(0, 7), (1, 7)]}
 
@@ -215,8 +214,7 @@ def test_damaged_samples_are_set_aside_and_lack_again(tmp_path: Path, shared: bo
         parts.commit(position, BOTH, batch(parts, position))
     (damaged,) = parts.store.batches(2)
     (damaged.path / "rollouts.parquet").write_bytes(b"damaged")
-    assert set(parts.whole_samples([0, 2])) == {0}
-    assert parts.lacking_positions([0, 2]) == {BOTH: [2]}
+    assert (set(parts.whole_samples([0, 2])), parts.lacking_positions([0, 2])) == ({0}, {BOTH: [2]})
     place = parts.store.directory if shared else parts.task.layout.root
     assert len([*(place / "set_aside").rglob("rollouts.parquet")]) == 1
     assert len(read_events(parts.task.layout.events, EventKind.SET_ASIDE)) == (0 if shared else 1)
@@ -240,8 +238,7 @@ def test_a_batch_that_is_not_what_its_name_says_is_set_aside(one: StoredParts, f
     bad = OTHERS[found](batch(one, 0).rollouts)
     one.store.commit(0, BOTH, bad, one.grader)
     assert one.lacking_positions([0]) == {}, "by its name"
-    assert one.whole_samples([0]) == {}
-    assert one.lacking_positions([0]) == {BOTH: [0]}
+    assert (one.whole_samples([0]), one.lacking_positions([0])) == ({}, {BOTH: [0]})
     with pytest.raises(DamagedError):  # nor is it written
         one.commit(0, BOTH, bad)
     one.commit(0, BOTH, batch(one, 0))
@@ -254,9 +251,7 @@ def test_what_another_grader_has_judged_is_judged_again_and_kept(tmp_path: Path,
     assert other.store.directory == one.store.directory, "no samples are drawn for it"
     one.commit(0, BOTH, batch(one, 0, reward=0.5))
     assert rewards(one, 0) == [0.5, 0.5], "by this very grader"
-    assert rewards(other, 0) == [1.0, 0.0]
-    assert len(other.store.batches(0)) == 2
-    assert rewards(one, 0) == [0.5, 0.5]
+    assert (rewards(other, 0), len(other.store.batches(0)), rewards(one, 0)) == ([1.0, 0.0], 2, [0.5, 0.5])
 
 
 def test_a_folder_that_takes_no_files_is_refused_with_the_way_out(one: StoredParts) -> None:

@@ -183,8 +183,7 @@ def test_another_users_run_chooses_no_site_and_nothing_among_what_is_installed(
     assert CHANGEABLE in str(refusal(read_lock, layout.recipe_lock))
     read_lock(layout.recipe_lock, trust=True)
     refusal(chosen_site, None, layout)
-    assert chosen_site(None, layout, trust=True).site == site
-    assert chosen_site("local", layout).site.name == "local"
+    assert (chosen_site(None, layout, trust=True).site, chosen_site("local", layout).site.name) == (site, "local")
 
     def exchanged_once_it_was_read(path: Path, most: int) -> Opened:
         found = read_file(path, most)

@@ -66,8 +66,7 @@ def test_the_rule_of_extraction_is_that_of_the_problems_and_strictness_that_of_t
         return verifier_of(JsonlProblems(path="p", **fields), Grading()).extract(text, thinking=True)
 
     assert found() is None
-    assert found(extraction="any_box") == "7"
-    assert found(extraction="last_mathematics") == "8"
+    assert (found(extraction="any_box"), found(extraction="last_mathematics")) == ("7", "8")
     assert found(extraction="any_box", verifier=ExactVerifier()) == "7"
     assert verifier_of(JsonlProblems(path="p"), Grading(strict=False)) == MathVerifier(strict=False)
     lenient = JsonlProblems(path="p", verifier=MathVerifier(strict=False))
