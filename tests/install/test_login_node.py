@@ -170,8 +170,7 @@ def test_recipes_and_profiles_come_with_the_package(node: LoginNode) -> None:
 def test_fetching_needs_the_client_of_the_hub_and_finding_does_not(node: LoginNode) -> None:
     for command in (("model", "fetch", "lab/tiny"), ("data", "fetch", "aime24", node.folder / "aime24.jsonl")):
         refused = node.gives(*command, code=2)
-        assert "needs the package huggingface_hub" in refused
-        assert "pip install huggingface-hub" in refused
+        assert "needs the package huggingface_hub" in refused and "pip install huggingface-hub" in refused
     assert "numina_math_4000" in node.gives("data", "fetch", "--list")
     model = ("--set", "model={type: hugging_face, path: 'hub:lab/tiny'}")
     assert "mrt-hpc model fetch lab/tiny" in node.gives("plan", "quickstart", *model)

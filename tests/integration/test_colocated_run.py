@@ -103,8 +103,7 @@ time.sleep(600)
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that has the turn until it is told to end."""
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "turn")], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"True\n"
+        assert process.stdout is not None and process.stdout.readline() == b"True\n"
         yield process
         process.kill()
 

@@ -154,8 +154,7 @@ def test_a_branch_that_was_not_drawn_is_drawn_by_the_next_trace() -> None:
 def test_a_thought_that_is_cut_or_ends_at_once_has_its_end_as_a_boundary() -> None:
     ids = TOKENIZER.encode("First, x=3\n\nWait, x=")
     trace = sample(Scripted(ids, FinishReason.LENGTH))[0]
-    assert trace.boundaries[-1] == len(ids)
-    assert trace.answer_text == trace.text == "First, x=3\n\nWait, x="
+    assert trace.boundaries[-1] == len(ids) and trace.answer_text == trace.text == "First, x=3\n\nWait, x="
     valued = sample(Scripted([*TOKENIZER.encode("</think>7"), EOS]))[0]
     assert valued.boundaries == [0] and [b.boundary for b in valued.valuation.branches] == [0, 0, 0]
 

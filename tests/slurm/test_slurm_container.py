@@ -85,7 +85,6 @@ def test_a_run_inside_the_image_survives_a_preemption(cluster: Cluster, apptaine
     cluster.push_out(next(task.nodes for task in queue_states([ids[trainer]]).values() if task.nodes))
     states = wait_for_end(ids, seconds=1300)
     assert {state.state for state in states.values()} == {QueueState.COMPLETED}, all_logs(cluster, layout)
-    assert layout.metrics(3).is_file()
-    assert layout.report.is_file()
+    assert layout.metrics(3).is_file() and layout.report.is_file()
     starts = [event for event in read_events(layout.events, EventKind.TASK_STARTED) if event["job"] == trainer]
     assert len(starts) >= 2, "the trainer was pushed out and came back"

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from basics import ROOT
 from slurm_cluster import Cluster
 from slurm_submissions import SHRUNK, sent
 from submitted import age, latest_ids
@@ -16,14 +17,7 @@ from mrt_hpc.run.layout import RunLayout
 
 LATER = {"begin": "now+1hour"}
 """Jobs that stay in the queue for the length of a test."""
-CACHED = """#!/bin/sh
-# A listing that is up to {seconds} s old: what is newer is not in it.
-listed={folder}/newest
-if [ ! -e $listed ] || [ $(($(date +%s) - $(stat -c %Y $listed))) -ge {seconds} ]; then
-  (echo 0; {squeue} --noheader --all --format=%A) | sort -n | tail -n 1 > $listed
-fi
-{squeue} "$@" | awk -v newest=$(cat $listed) -F '[|_]' '$2 !~ /^[0-9]+$/ || $2 <= newest'
-"""
+CACHED = (ROOT / "tests" / "cases" / "slurm_identity.sh").read_text()
 
 
 def count_again(cluster: Cluster, name: str) -> None:

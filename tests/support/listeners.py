@@ -54,8 +54,7 @@ def send_rubbish(places: Iterable[tuple[str, int]]) -> subprocess.Popen[str]:
         [sys.executable, "-I", "-c", RUBBISH, *words], user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "sent\n"
+    assert process.stdout is not None and process.stdout.readline() == "sent\n"
     return process
 
 

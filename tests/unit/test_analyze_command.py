@@ -153,17 +153,7 @@ def test_the_tokens_of_a_boundary_are_those_of_the_option_or_of_the_recipe(tmp_p
     refused(["regret", nothing_forced.root, "--tokens", "all"], "no answers were forced")
 
 
-SUITE = r"""
-prompt: {instruction: ""}
-prover: {type: forced_answer, branches: 4, max_tokens: 4, temperature: 1.0}
-episodes: {markers: [Wait], min_paragraphs: 1, max_episodes: 6}
-benchmarks:
-  - {name: longer, problems: {type: small_world, split: held_out, problems: 2}, samples: 2, mode: {type: extrapolation}}
-  - {name: held-out, problems: {type: small_world, split: held_out, problems: 2}, samples: 2}
-max_tokens: 64
-problem_shards: 2
-regret_budgets: [64]
-"""
+SUITE = TABLES["suite"]
 
 
 @dataclass

@@ -367,8 +367,7 @@ def test_names_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (folder / "mycluster.yaml").write_text("type: slurm\n")
     for words, begun, found in TABLES["offered"]:
         assert found in offered(words, begun)
-    assert offered("plan x --site", "my") == ["mycluster"]
-    assert offered("submit", kind="file")
+    assert offered("plan x --site", "my") == ["mycluster"] and offered("submit", kind="file")
     assert offered("submit x --set", "training.learning_rate=2") == []
 
 
@@ -377,9 +376,7 @@ def test_runs_are_offered_and_their_jobs_and_tasks(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     for command in ("status", "logs", "cancel", "report", "regrade", "explain", "compare", "eval"):
         assert offered(command) == offered(command, "runs/m") == ["runs/mine"], command
-        assert offered(command, "x") == []
-        assert offered(command, kind="dir")
-    assert offered("status", f"{root.parent}/") == [str(root)]
-    assert offered("explain runs/mine") == list(JOBS)
+        assert offered(command, "x") == [] and offered(command, kind="dir")
+    assert offered("status", f"{root.parent}/") == [str(root)] and offered("explain runs/mine") == list(JOBS)
     assert offered("explain runs/mine", f"{JOBS[1]}[") == [f"{JOBS[1]}[{n}]" for n in range(4)]
     assert offered("explain no-run") == []

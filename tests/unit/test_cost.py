@@ -9,6 +9,7 @@ import pytest
 from basics import executable
 from commands import commands_first, typed
 from run_of import read_events, run_of
+from tables import tables
 
 from mrt_hpc.analysis.measures import IterationMetrics
 from mrt_hpc.analysis.rows import summarise_evaluation
@@ -25,12 +26,7 @@ from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.task_state import TaskRecord, TaskState, write_task
 
 INFERENCE, TRAINER = "segment-000.inference", "segment-000.trainer"
-SACCT = """\
-20_0|PREEMPTED|900|900|1000|1000|4|billing=4,cpu=4,gres/gpu:a100=2,gres/gpu=2,mem=8G,node=1
-20_0|COMPLETED|2000|2010|2100|400|4|billing=4,cpu=4,gres/gpu:a100=2,gres/gpu=2,mem=8G,node=1
-20_1|CANCELLED by 1000|900|900|Unknown|0|0|
-12|COMPLETED|900|1000|1000|1500|4|cpu=4,gres/gpu=1,node=1
-"""
+SACCT = tables("cost")["sacct"]
 WHOLE = (1400 * 2 + 1500 * 1) / 3600  # the GPU-hours of this text
 
 

@@ -23,7 +23,6 @@ def test_names_stand_whole_in_a_legend_off_the_data_that_leaves_the_axes_half_of
         drawn.canvas.draw()
         (axes,), (legend,) = drawn.axes, (legend.get_window_extent() for legend in drawn.legends)
         assert not legend.overlaps(axes.get_window_extent())
-    assert drawn.bbox.containsx(legend.x0)
-    assert drawn.bbox.containsx(legend.x1)
+    assert drawn.bbox.containsx(legend.x0) and drawn.bbox.containsx(legend.x1)
     assert axes.get_window_extent().width > drawn.bbox.width / 2
     assert [text.get_text().replace("\n", "") for text in drawn.legends[0].get_texts()] == list(names)

@@ -126,8 +126,7 @@ def rates(steps: int = 10, **section: object) -> list[float]:
 
 def test_the_schedule_by_hand() -> None:
     """Linear to the peak, which it stays at or leaves by a cosine, so that the first step and the last one teach."""
-    assert rates()[:3] == [0.5, 1.0, 1.0]
-    assert rates()[9] == pytest.approx(0.5 * (1 + math.cos(math.pi * 7 / 8)))
+    assert rates()[:3] == [0.5, 1.0, 1.0] and rates()[9] == pytest.approx(0.5 * (1 + math.cos(math.pi * 7 / 8)))
     assert rates(4, warmup_ratio=0.5) == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.0])
     assert rates(2, warmup_ratio=0.0) == pytest.approx([1.0, 0.5, 0.0])  # half a cosine over two steps
     assert rates(schedule="constant")[1:] == [1.0] * 10
@@ -210,8 +209,7 @@ def test_the_clipped_loss_has_the_bits_that_it_had_before_there_were_others(with
     former = before.sum()
     if reference is not None:
         former = former + 0.1 * (weight * ratio * (tokens.logprobs - reference).detach()).sum()
-    assert torch.equal(total, former)
-    assert torch.equal(gradient(total, tokens), gradient(former, tokens))
+    assert torch.equal(total, former) and torch.equal(gradient(total, tokens), gradient(former, tokens))
 
 
 @pytest.mark.parametrize("loss", ["cispo", "dppo", "gspo_token"])

@@ -128,8 +128,7 @@ def test_a_paragraph_that_the_limit_cuts_is_dropped_and_the_rest_stays_in_the_pr
     assert trace.completion.logprobs == [0.0 if n in given else -0.5 for n in range(len(trace.completion.token_ids))]
     server = Scripted(["x=3\n\nx=4", *[", x=5\n\n</think>"] * 4, "7}"])
     [trace] = traces(ROTATION, server, max_tokens=len(ids("x=3\n\nx")))
-    assert trace.text.startswith("x=3\n\nWait, x=5\n\nFirst, x=5\n\n")
-    assert trace.boundaries[1] == first
+    assert trace.text.startswith("x=3\n\nWait, x=5\n\nFirst, x=5\n\n") and trace.boundaries[1] == first
 
 
 def test_a_closing_tag_of_several_tokens_is_found_in_the_text_and_what_follows_is_dropped() -> None:

@@ -212,8 +212,7 @@ def test_a_fork_tells_which_files_have_changed_since_the_old_run_began(with_file
     path = with_files.root.parent / "train.jsonl"
     path.write_text(lines(*"0123456x89"))
     told = fork(with_files)
-    assert f"data: {path}" in told
-    assert f"--set data.path={with_files.train_data}" in told
+    assert f"data: {path}" in told and f"--set data.path={with_files.train_data}" in told
     assert "benchmark mine" not in told
     assert recorded(with_files) == {"data": "changed", "benchmark mine": "kept"}
     new = RunLayout(path.parent / "new")

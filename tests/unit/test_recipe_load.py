@@ -50,8 +50,7 @@ def test_the_lock_gives_back_the_recipe_and_a_fault_in_it_names_its_line_and_ver
     path.write_text(text)
     refused = refusal(read_recipe_lock, path)
     assert refused.where == f"{path}, line {text.partition('learning_rate: fast')[0].count(chr(10)) + 1}"
-    assert "edit" not in str(refused.advice)
-    assert mrt_hpc.__version__ in str(refused.advice)
+    assert "edit" not in str(refused.advice) and mrt_hpc.__version__ in str(refused.advice)
 
 
 @pytest.mark.parametrize(("prover", "section", "field", "value"), TABLES["gone_fields"])
@@ -100,16 +99,7 @@ def test_an_unchanged_recipe_goes_on_with_a_run_of_other_defaults() -> None:
         assert keep_lock_values(recipe("mrt_online"), wanted) == wanted, "what it names is never taken from the lock"
 
 
-BASE = """\
-name: base
-model: {type: hugging_face, path: models/one}
-data: {type: jsonl, path: problems.jsonl, limit: 9}
-algorithm: {type: grpo, normalise: group_std}
-sampling: {problems_per_iteration: 4, max_tokens: 64}
-training: {learning_rate: 1e-3}
-schedule: {iterations: 2, iterations_per_job: 1}
-episodes: {markers: [Wait, Hmm], max_cuts: 5}
-"""
+BASE = TABLES["base"]
 
 
 @pytest.fixture
@@ -150,8 +140,7 @@ def test_a_fault_has_the_place_where_it_stands(write: Callable[..., Path]) -> No
         write(BASE.replace("1e-3", "0") if file == "base.yaml" else BASE, "bases/base.yaml", "")
         refused = refusal(load_recipe, write(child))
         assert refused.what.startswith(field)
-        assert str(refused.where).endswith(f"{file}, line {line}")
-        assert str(refused.advice).endswith(file)
+        assert str(refused.where).endswith(f"{file}, line {line}") and str(refused.advice).endswith(file)
 
 
 def test_a_base_that_is_missing_or_extends_the_recipe_is_refused_with_file_and_line(write: Callable[..., Path]) -> None:

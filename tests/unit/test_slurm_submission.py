@@ -175,16 +175,7 @@ def test_a_run_directory_that_others_may_write_to_or_a_listing_would_cut_is_refu
 
 
 BOX = SlurmSite(name="box", partitions=Partitions(cpu="cpu,long"))
-SHOWN = """\
-JobId=45 JobName=Requeue=0 Restarts=7.prepare
-   JobState=PENDING Reason=Resources Dependency=(null)
-   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
-   RunTime=00:00:00 TimeLimit=01:00:00 TimeMin=N/A
-   Partition=cpu AllocNode:Sid=login:123
-   NumNodes=1-1 NumCPUs=4 NumTasks=2 CPUs/Task=2 ReqB:S:C:T=0:0:*:*
-   MinCPUsNode=4 MinMemoryNode=8G MinTmpDiskNode=0
-   Comment=a plugin's words: TimeLimit=9 Partition=x
-"""
+SHOWN = tables("slurm_submission")["shown"]
 """What Slurm 22.05 prints; the fields stand on the same lines in 20.11 to 25.05."""
 TIME, MEMORY, REQUEUE = "TimeLimit=01:00:00", "MinMemoryNode=8G", "Requeue=1 Restarts=0"
 

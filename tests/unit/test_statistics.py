@@ -78,8 +78,7 @@ def test_wilson_by_hand() -> None:
     for right, of, low, high in ((81, 263, 0.2553, 0.3662), (0, 20, 0.0, 0.1611), (20, 20, 0.8389, 1.0)):
         assert interval(wilson(right, of))[1:] == pytest.approx((low, high), abs=5e-5)
     assert pass_at_1([[1], [0], [0], [1]]) == wilson(2, 4)
-    assert pass_at_1([[1, 1], [1, 1], [1, 1]]) == wilson(3, 3)
-    assert pass_at_1([[1, 0]]) == wilson(0.5, 1)
+    assert pass_at_1([[1, 1], [1, 1], [1, 1]]) == wilson(3, 3) and pass_at_1([[1, 0]]) == wilson(0.5, 1)
     nothing: list[list[list[float]]] = [[], [[]], [[1.0], []]]
     for rewards in nothing:
         with pytest.raises(ValueError, match="pass@1"):
@@ -150,8 +149,7 @@ def test_several_benchmarks_have_the_mean_for_each_k_that_all_have() -> None:
     single = rows.summarise_evaluation(0, "c", {"s": [1.0], "t": [0.0]}, answers={"s": ["7"], "t": ["8"]})
     found = rows.pass_estimates(SUMMARY, single)
     assert [*found] == [1]
-    assert found[1] == rows.mean_of(SUMMARY.per_problem, single.per_problem)
-    assert found[1].mean == 0.5
+    assert found[1] == rows.mean_of(SUMMARY.per_problem, single.per_problem) and found[1].mean == 0.5
     assert rows.majority_estimates(SUMMARY, single)[1].mean == 0.5
 
 

@@ -312,8 +312,7 @@ def test_each_field_makes_another_fingerprint_and_the_folder_names_them_all(one:
 
 def test_a_batch_is_written_once_and_verdicts_of_the_wanted_grader_are_preferred(one: StoredParts) -> None:
     store, other = one.store, "b" * 64
-    assert store.commit(0, BOTH, batch(one, 0), other)
-    assert not store.commit(0, BOTH, batch(one, 2), other)
+    assert store.commit(0, BOTH, batch(one, 0), other) and not store.commit(0, BOTH, batch(one, 2), other)
     ((first, numbers),) = store.choose_batches(0, 2, one.grader)
     problem = batch(one, 0).rollouts[0].problem_id
     assert {r.problem_id for r in store.read(first, numbers, problem).rollouts} == {problem}

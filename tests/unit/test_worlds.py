@@ -103,8 +103,7 @@ def found(algorithm: MrtOnline, *names: str) -> list[WorldFinding]:
 def test_a_credit_pays_where_steps_are_many_and_leads_into_the_trap() -> None:
     many, few, ladder, trap = found(MrtOnline(), "asked, 12 steps", "asked, 3 steps", "ladder", "trap")
     gains = [finding.ratio(OWN, GRPO) for finding in (many, few)]
-    assert gains[0] is not None
-    assert gains[1] is not None
+    assert gains[0] is not None and gains[1] is not None
     assert gains[0].low > gains[1].high
     for finding in (many, ladder):
         assert finding.verdict.endswith("leads to more reward, and it has more signal than its shuffled self")
