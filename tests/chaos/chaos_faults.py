@@ -205,11 +205,8 @@ def _fill_disk(target: Target, _: random.Random) -> str | None:
         while True:
             stream.write(b"\0" * 65536)
     try:
-        wait_until(
-            lambda: _pauses(target) > before or not target.tasks(*ANY),
-            reason="the run to notice the full disk",
-            deadline_s=LONGEST_TO_NOTICE_S,
-        )
+        wait_until(lambda: _pauses(target) > before or not target.tasks(*ANY),
+                   reason="the run to notice the full disk", deadline_s=LONGEST_TO_NOTICE_S)  # fmt: skip
     finally:
         filler.unlink()
     return str(target.small_disk)
@@ -254,11 +251,8 @@ def _cut_node(cluster: Cluster, task: SlurmTask) -> None:
     asked = ("sinfo", "--noheader", f"--nodes={task.node}", "--Format=StateComplete")
     assert cluster.onehost("kill-node", task.node).returncode == 0
     try:
-        wait_until(
-            lambda: "down" in cluster.as_user(*asked).stdout.lower(),
-            reason=f"{task.node} to be down",
-            deadline_s=LONGEST_TO_NOTICE_S,
-        )
+        wait_until(lambda: "down" in cluster.as_user(*asked).stdout.lower(),
+                   reason=f"{task.node} to be down", deadline_s=LONGEST_TO_NOTICE_S)  # fmt: skip
     finally:
         assert cluster.onehost("start-node", task.node).returncode == 0
 

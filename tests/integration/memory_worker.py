@@ -90,14 +90,11 @@ def sequences(lengths: list[int], vocabulary: int) -> list[TrainingSequence]:
     rng = np.random.default_rng(0)
     return [
         TrainingSequence(
-            rng.integers(2, vocabulary, PROMPT).tolist(),
-            rng.integers(2, vocabulary, count).tolist(),
-            rng.normal(size=count).astype(np.float32),
-            np.full(count, -5, np.float32),
-            np.ones(count, bool),
+            rng.integers(2, vocabulary, PROMPT).tolist(), rng.integers(2, vocabulary, count).tolist(),
+            rng.normal(size=count).astype(np.float32), np.full(count, -5, np.float32), np.ones(count, bool),
         )
         for count in (length - PROMPT + 1 for length in lengths)
-    ]
+    ]  # fmt: skip
 
 
 def training_of(fields: dict[str, Any], precision: str) -> Training:

@@ -20,16 +20,9 @@ CLUSTER = "onehost"
 PREEMPT_TYPES = {"partition": "preempt/partition_prio", "qos": "preempt/qos"}
 SHAPES: dict[str, dict[str, Any]] = {
     "full": {},
-    "plain": {
-        "accounting": 0,
-        "requeue": 0,
-        "preempt_mode": "CANCEL",
-        "preempt_signal": 0,
-        "max_array_size": 10,
-        "max_job_count": 60,
-        "cgroup": "0",
-    },
-}
+    "plain": {"accounting": 0, "requeue": 0, "preempt_mode": "CANCEL", "preempt_signal": 0, "max_array_size": 10,
+              "max_job_count": 60, "cgroup": "0"},
+}  # fmt: skip
 """By name, the settings in which a cluster differs from the defaults. Tests use the plain one for clusters that are
 configured with little: nothing remembers ended jobs, and nothing is queued again unless the job asks for it."""
 

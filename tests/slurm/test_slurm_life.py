@@ -124,11 +124,8 @@ def test_variables_of_a_shell_do_not_decide_against_the_plan(lives: Lives) -> No
 def test_who_waits_for_others_stays_in_the_queue_until_one_of_them_starts(cluster: Cluster, lives: Lives) -> None:
     run = lives.main
     waiting = ("squeue", "--noheader", "--array", f"--jobs={run.ids['awaits']}", "--format=%r")
-    wait_until(
-        lambda: cluster.as_user(*waiting).stdout.split() == ["Dependency"] * 2,
-        reason="both tasks to wait in the queue",
-        deadline_s=180,
-    )
+    wait_until(lambda: cluster.as_user(*waiting).stdout.split() == ["Dependency"] * 2,
+               reason="both tasks to wait in the queue", deadline_s=180)  # fmt: skip
     assert cluster.as_user("scancel", run.ids["blocker"]).returncode == 0
     names = ("after-blocker", "awaits")
     assert run.ends(*names) == dict.fromkeys(names, QueueState.COMPLETED)

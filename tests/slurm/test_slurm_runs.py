@@ -80,11 +80,8 @@ def runs(cluster: Cluster) -> Runs:
 def test_the_hours_are_those_of_accounting(cluster: Cluster, runs: Runs) -> None:
     layout, ids = runs.reckoned
     goes_on = ("requeued", 0, "goes on")
-    wait_until(
-        lambda: goes_on in [(n["job"], n["index"], n["what"]) for n in notes(layout.root)],
-        reason="the task that is to be requeued",
-        deadline_s=200,
-    )
+    wait_until(lambda: goes_on in [(n["job"], n["index"], n["what"]) for n in notes(layout.root)],
+               reason="the task that is to be requeued", deadline_s=200)  # fmt: skip
     assert cluster.as_user("scontrol", "requeue", f"{ids['requeued']}_0").returncode == 0
     wait_for_end(ids)
 

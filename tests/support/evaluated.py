@@ -32,15 +32,10 @@ def trace(answer: str, tokens: int, *boundaries: EvaluatedBoundary) -> Evaluated
 
 
 PROBLEMS = {
-    "a": (
-        trace("R", 50, boundary(0, "RRXY"), boundary(40, "RRRX")),
-        trace("Z", 70, boundary(0, "RRXY"), boundary(30, "XXRR"), boundary(60, "XXXX")),
-    ),
-    "b": (
-        trace("R", 20, boundary(0, "RRRR"), boundary(10, "RRRR")),
-        trace("R", 20, boundary(0, "RRRR"), boundary(10, "RRRR")),
-    ),
-}
+    "a": (trace("R", 50, boundary(0, "RRXY"), boundary(40, "RRRX")),
+          trace("Z", 70, boundary(0, "RRXY"), boundary(30, "XXRR"), boundary(60, "XXXX"))),
+    "b": (trace("R", 20, boundary(0, "RRRR"), boundary(10, "RRRR")),) * 2,
+}  # fmt: skip
 
 
 def model(problems: dict[str, tuple[EvaluatedTrace, ...]], name: str = "model") -> ModelSamples:

@@ -45,11 +45,6 @@ def last_number(text: str) -> str | None:
 
 REFERENCES: dict[str, Callable[[str], str | None]] = {
     rule.__name__: rule
-    for rule in (
-        math_verify,
-        last_box_counting_every_brace,
-        last_box_without_braces_in_it,
-        box_after_the_last_thought_end,
-        last_number,
-    )
-}
+    for rule in (math_verify, last_box_counting_every_brace, last_box_without_braces_in_it,
+                 box_after_the_last_thought_end, last_number)
+}  # fmt: skip

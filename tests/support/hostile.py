@@ -34,11 +34,12 @@ from mrt_hpc.backends.backend import Site
 from mrt_hpc.domains.verifiers import ExactVerifier
 from mrt_hpc.modes.base import Direct
 
-open({marks!r} + "/imported-" + str(os.geteuid()), "w").close()
+open({mark}, "w").close()
 
 
 class Mine(ExactVerifier):
     type: str
+    width: int = 3
 
 
 class Way(Direct):
@@ -51,6 +52,7 @@ class Place(Site):
     def backend(self):
         raise NotImplementedError
 """
+"""A module that leaves a mark when it is imported."""
 PROBLEMS = f"type: small_world, split: held_out, problems: 2, verifier: {{type: '{MODULE}:Mine'}}"
 OF_OWN_CLASSES = f"evaluation.benchmarks=[{{name: {BENCHMARK}, samples: 2, problems: {{{PROBLEMS}}}}}]"
 SHADOWS = ("numpy", "torch", "yaml", "rich", "sitecustomize", "mrt_hpc")
@@ -133,7 +135,7 @@ def lay_out(box: Box) -> None:
     box.theirs.mkdir()
     for folder in (box.theirs, box.theirs / "slurm" / "sites"):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{MODULE}.py").write_text(CODE.format(marks=str(box.marks)))
+        (folder / f"{MODULE}.py").write_text(CODE.format(mark=f"{str(box.marks)!r} + '/imported-' + str(os.geteuid())"))
         for name in SHADOWS:
             (folder / f"{name}.py").write_text(f"open({str(box.marks)!r} + '/shadow-{name}', 'w').close()\n")
     _lay_out_runs(box)

@@ -13,6 +13,7 @@ import pytest
 from basics import QUICKSTART, ROOT
 from commands import python, refusal, typed
 from evaluated import BENCHMARK, commit_all, run_directory
+from hostile import CODE
 from other_users import ANOTHER, ROOT_ONLY, give_away
 
 from mrt_hpc.attempt.ledger import record_site, record_submission, recorded_site, remember_site
@@ -32,21 +33,6 @@ Plant = Callable[..., "Planted"]
 
 
 CHANGEABLE = "because another user can change it"
-CODE = """
-from mrt_hpc.domains.verifiers import ExactVerifier
-from mrt_hpc.backends.backend import Site
-from mrt_hpc.modes.base import Direct
-open({mark!r}, "w").close()
-class Mine(ExactVerifier):
-    type: str
-    width: int = 3
-class Way(Direct):
-    type: str
-class Place(Site):
-    type: str
-    def backend(self):
-        raise NotImplementedError
-"""
 PROBLEMS = "type: small_world, split: held_out, problems: 2"
 VERIFIER = f"name: {BENCHMARK}, samples: 2, problems: {{{PROBLEMS}, verifier: {{type: 'MODULE:Mine'}}}}"
 PARTS = "[{verifier: exact, weight: 0.9}, {verifier: {type: 'MODULE:Mine'}, weight: 0.1}]"
@@ -85,7 +71,7 @@ def plant(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
     def made(benchmark: str) -> Planted:
         module, mark, before = f"planted_{shared.name.replace('-', '_')}", shared / "mark", shared / "before"
         before.mkdir()
-        (before / f"{module}.py").write_text(CODE.format(mark=str(mark)))
+        (before / f"{module}.py").write_text(CODE.format(mark=repr(str(mark))))
         monkeypatch.syspath_prepend(before)
         layout = run_directory(shared / "run", f"evaluation.benchmarks=[{{{benchmark.replace('MODULE', module)}}}]")
         for version in (0, 1):
