@@ -1,4 +1,4 @@
-// A driver of CUDA with two GPUs, for tests/unit/test_gpus.py.
+// A driver of CUDA with two GPUs, for tests/unit/test_doctor.py.
 #include <unistd.h>
 extern "C" {
 int cuDriverGetVersion(int *answer) { *answer = VERSION; return 0; }
