@@ -39,8 +39,7 @@ from slurm_session import running_cluster
 from mrt_hpc.run.events import PROGRESS, EventKind
 from mrt_hpc.run.layout import RunLayout
 
-DISK_MIB = 256
-RUN_DEADLINE_S = 3000.0
+DISK_MIB, RUN_DEADLINE_S = 256, 3000.0
 LONGEST_QUIET_S = 300.0  # without progress: a run that hangs is a violation
 CLUSTERS = {
     "partition": {"ONEHOST_PREEMPT": "partition", "ONEHOST_PREEMPT_SIGNAL": "1"},

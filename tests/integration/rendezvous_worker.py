@@ -18,8 +18,7 @@ from mrt_hpc.training.accelerator import choose_kernels
 from mrt_hpc.training.rank_messages import exchange, together
 from mrt_hpc.training.rendezvous import Ranks, join
 
-DEADLINE_S = 120.0
-PROOF_TIMEOUT_S = 10.0
+DEADLINE_S, PROOF_TIMEOUT_S = 120.0, 10.0
 
 
 def what_fails(action: Callable[[], object]) -> str:

@@ -24,8 +24,7 @@ from mrt_hpc.run.retries import wait_until
 
 LONGEST_HOLD_S = 60.0  # of an answer that is judged; far more than its processor time, as the machine may be busy
 LONG_LIMIT_S = 60.0  # a time limit, in processor seconds, that no test waits for
-TOWER = "9^9^9^9"
-NESTED = "(" * 300 + "1" + ")" * 300
+TOWER, NESTED = "9^9^9^9", "(" * 300 + "1" + ")" * 300
 UNBALANCED = ["\\frac{1}{", "\\left( 3", "\\sqrt{", "}{", "\\begin{pmatrix} 1 \\\\", "{" * 1000, "\\"]
 UNEXPECTED = "\\sin(((((({}^{{99}})^{{99}})^{{99}})^{{99}})^{{99}})^{{99}})"
 HANGS = ["9^{9^{9^{9}}}", "\\sin((10^9)!)", "\\sum_{n=1}^{10^{9}} \\frac{1}{n^2}"]

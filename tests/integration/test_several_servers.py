@@ -27,8 +27,7 @@ from mrt_hpc.inference.server_pool import ServerPool, spread_over
 from mrt_hpc.inference.server_start import ServerSettings
 
 pytestmark = pytest.mark.usefixtures("vllm_is_loaded")
-SEEDS = (1, 2, 3)
-SAMPLES = list(range(32))
+SEEDS, SAMPLES = (1, 2, 3), list(range(32))
 
 
 @pytest.fixture(scope="module")

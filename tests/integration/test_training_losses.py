@@ -22,8 +22,7 @@ from mrt_hpc.training.settings import TrainerSettings, TrainingSequence
 from mrt_hpc.training.update_statistics import Tally
 
 sys.path.append(str(Path(__file__).parents[2] / "recipes" / "examples"))  # in each rank as well
-TOLERANCE = 1e-5
-LONGEST = 40
+TOLERANCE, LONGEST = 1e-5, 40
 CASES = [
     *("clipped:token", "cispo:token", "dppo:token", "gspo_token:token", "masked:token", "SoftGate:token"),
     *("clipped:sequence", "dppo:sequence", "gspo_token:sequence", "clipped:constant", "masked:constant"),

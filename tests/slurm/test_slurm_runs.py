@@ -32,8 +32,7 @@ IN_TURN = {
     "resources.trainer.cpus": WHOLE_NODE, "resources.evaluation.max_parallel": 2, "resources.evaluation.memory_gib": 6,
     "resilience.wait_limit_minutes": 0.1, "resilience.heartbeat_limit_s": 5.0,
 }  # fmt: skip
-RANKS = 2
-SEGMENT = "segment-000.colocated"
+RANKS, SEGMENT = 2, "segment-000.colocated"
 COLOCATED = {
     **SHRUNK, "schedule.coupling": "colocated", "data.verifier": "slurm_verifier:HeldVerifier",
     "evaluation.benchmarks": "[]", "grading.time_limit_s": HELD_S, "resources.inference.tasks": 1,

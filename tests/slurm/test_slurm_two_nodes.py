@@ -22,8 +22,7 @@ from mrt_hpc.run.events import EventKind
 from mrt_hpc.run.layout import RunLayout
 from mrt_hpc.run.retries import wait_until
 
-JOB = "segment-000.inference"
-ITERATIONS = 2
+JOB, ITERATIONS = "segment-000.inference", 2
 CHANGES = {
     **SHRUNK, "data.verifier": "slurm_verifier:HeldVerifier", "evaluation.benchmarks": "[]",
     "grading.time_limit_s": HELD_S, "sampling.problems_per_iteration": 6, "serving.kv_cache_gib": 0.25,

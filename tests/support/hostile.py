@@ -24,9 +24,7 @@ from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.run.weights import publish
 
 MODULE = "planted_by_another"
-HUB_MODEL = "lab/tiny-0.1B"
-HUB_PIPED = "lab/piped"
-HUB_DATA = "lab/sums"
+HUB_MODEL, HUB_PIPED, HUB_DATA = "lab/tiny-0.1B", "lab/piped", "lab/sums"
 PRIVATE = "of the first user alone"
 CODE = """
 import os

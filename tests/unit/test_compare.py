@@ -277,8 +277,7 @@ def test_runs_and_evaluations_are_mixed(alone: RunLayout, tmp_path: Path) -> Non
 # -- arms of several training seeds
 
 
-BEFORE = np.array([[0.0, 0.2, 0.0], [0.2, 0.4, 0.2]])
-AFTER = np.array([[0.5, 0.5, 0.8], [0.7, 0.9, 0.8]])
+BEFORE, AFTER = np.array([[[0.0, 0.2, 0.0], [0.2, 0.4, 0.2]], [[0.5, 0.5, 0.8], [0.7, 0.9, 0.8]]])
 
 
 def test_the_error_over_seeds_and_problems_by_hand() -> None:

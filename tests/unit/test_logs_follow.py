@@ -14,8 +14,7 @@ from commands import typed
 from mrt_hpc.run.task_state import TaskState
 from mrt_hpc.view.logs import AT_ONCE, LogFollower, last_traceback, log_files, traceback_in
 
-SERVER = f"{INFERENCE}.00003.12_3.0.server.log"
-RANK = f"{TRAINER}.00000.a.rank0.log"
+SERVER, RANK = f"{INFERENCE}.00003.12_3.0.server.log", f"{TRAINER}.00000.a.rank0.log"
 TRACEBACK = "Traceback (most recent call last):\n  File b\n"
 
 

@@ -39,8 +39,7 @@ def test_letters_of_a_choice_and_exact_text() -> None:
     assert ExactVerifier().certain(" Paris\n", "Paris") and not ExactVerifier().certain("paris", "Paris")
 
 
-HALF = "\\frac{1}{2}"
-NO_GOLD = "\\left(\\frac{1}{"
+HALF, NO_GOLD = "\\frac{1}{2}", "\\left(\\frac{1}{"
 
 
 @pytest.mark.parametrize(("verifier", "rewards"), [
