@@ -1,4 +1,4 @@
-"""What roles write of a run is what the report reads back, whole or narrowly, and each figure stands once; and that traces
+"""What roles write of a run is what the report reads back, whole or narrowly, and each figure stands once; and traces
 without an answer are counted and told: without one a reward is 0, and no error says why.
 """
 
