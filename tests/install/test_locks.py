@@ -24,9 +24,9 @@ BUILT_HERE = {"deepspeed"}  # packages that have no wheels; pure Python, so that
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-@pytest.mark.parametrize(
-    ("kind", "platform"), [("cpu", X86), ("cuda", X86), ("cuda", ARM)], ids=["cpu", "cuda", "cuda on aarch64"]
-)
+@pytest.mark.parametrize(("kind", "platform"), [
+    ("cpu", X86), ("cuda", X86), ("cuda", ARM)
+], ids=["cpu", "cuda", "cuda on aarch64"])  # fmt: skip
 def test_the_lock_installs_as_it_stands(kind: str, platform: str, python: str, tmp_path: Path) -> None:
     lock, overrides, source = _with_torch_that_exists(kind, python, tmp_path)
     stands_in = kind == "cpu" and not source

@@ -93,19 +93,16 @@ def typed(user: NewUser, words: tuple[str, ...]) -> Ended:
         return user.begins(*whole)
     if "--watch" in words:
         return user.looks(*whole)
-    return user.types(*whole) if is_first(words) else user.types_in_fork(*whole)
+    return user.types(*whole) if words in firsts() else user.types_in_fork(*whole)
 
 
 @cache
 def firsts() -> set[tuple[str, ...]]:
-    """The first line of README and the pages of each command."""
+    """The first line of README and the pages of each command, which is typed in a Python of its own; for the others,
+    what commands import is imported already.
+    """
     every = [command.words for page in PAGES for command in ONCE[page]]
     return set({words[:1]: words for words in reversed(every)}.values())
-
-
-def is_first(words: tuple[str, ...]) -> bool:
-    """Whether a line is typed in a Python of its own; for the others, what commands import is imported already."""
-    return words in firsts()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -179,9 +179,9 @@ def test_a_broken_pool_loses_no_pair_that_waits_in_it() -> None:
     assert [verdict.reward for group in verdicts for verdict in group] == [1.0] * 21
 
 
-@pytest.mark.parametrize(
-    ("kills", "is_graded"), [(grader_queue.REPLACEMENTS, True), (grader_queue.REPLACEMENTS + 1, False)]
-)
+@pytest.mark.parametrize(("kills", "is_graded"), [
+    (grader_queue.REPLACEMENTS, True), (grader_queue.REPLACEMENTS + 1, False)
+])  # fmt: skip
 def test_a_broken_pool_is_replaced_a_few_times(kills: int, is_graded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Idle processes are killed before the pair is sent: pebble gives such a pool up."""
     start = grader_queue.Lane.start

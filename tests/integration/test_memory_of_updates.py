@@ -13,9 +13,9 @@ pytestmark = pytest.mark.nightly  # other work on the machine moves the peak and
 SHAPE = ModelShape(512, 1536, 4, 8, 2, 64, 16384, tied=False)
 
 
-@pytest.mark.parametrize(
-    ("stage", "ranks", "tokens"), [(1, 1, 1024), (2, 2, 64)], ids=["logits are the peak", "the exchange is the peak"]
-)
+@pytest.mark.parametrize(("stage", "ranks", "tokens"), [
+    (1, 1, 1024), (2, 2, 64)
+], ids=["logits are the peak", "the exchange is the peak"])  # fmt: skip
 def test_the_peak_of_an_update_is_as_predicted(
     stage: int, ranks: int, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -316,9 +316,9 @@ def mass_of(answer: bytes, tokens: TokenBytes, before: tuple[int, ...] = ()) -> 
     return total
 
 
-@pytest.mark.parametrize(
-    ("answer", "ids"), [("12", [0, 1]), ("12", [len(PIECES + RARE)]), ("22", [1, 1]), ("1212", [0, 1, 0, 1])]
-)
+@pytest.mark.parametrize(("answer", "ids"), [
+    ("12", [0, 1]), ("12", [len(PIECES + RARE)]), ("22", [1, 1]), ("1212", [0, 1, 0, 1])
+])  # fmt: skip
 @pytest.mark.parametrize("least", [0.0, SMALL])
 def test_an_answer_has_the_probability_of_all_that_ends_in_it_however_it_is_written(
     answer: str, ids: list[int], least: float, monkeypatch: pytest.MonkeyPatch
@@ -366,9 +366,8 @@ def test_experience_learns_answers_baselines_and_trust() -> None:
     assert experience.trust.share_at(0) == pytest.approx(2 / 4)
 
 
-@pytest.mark.parametrize(
-    ("text", "end"),
-    [(b"7}", 1), (b"7", None), (b"\\frac{1}{2}} so", 11), (b"{}", None), (b"\\}}", 2), (b"}", 0), (b"{a}b}c}", 4)],
-)
+@pytest.mark.parametrize(("text", "end"), [
+    (b"7}", 1), (b"7", None), (b"\\frac{1}{2}} so", 11), (b"{}", None), (b"\\}}", 2), (b"}", 0), (b"{a}b}c}", 4)
+])  # fmt: skip
 def test_a_box_ends_where_its_braces_balance(text: bytes, end: int | None) -> None:
     assert box_end(text) == end

@@ -64,15 +64,8 @@ def killed_run(tmp_path_factory: pytest.TempPathFactory) -> RunLayout:
     """
     run = tmp_path_factory.mktemp("killed") / "run"
     layout = RunLayout(run)
-
-    def in_generation() -> bool:
-        return bool(sampled_positions(layout, ITERATIONS - 1))
-
-    def in_evaluation() -> bool:
-        return bool(read_events(layout.events, EventKind.PART_COMMITTED))
-
-    stop_when(run, in_generation)
-    stop_when(run, in_evaluation, kill=False)
+    stop_when(run, lambda: bool(sampled_positions(layout, ITERATIONS - 1)))
+    stop_when(run, lambda: bool(read_events(layout.events, EventKind.PART_COMMITTED)), kill=False)
     printed_by_forks(*submit_command(run, SHRUNK)[3:])
     return layout
 

@@ -79,10 +79,9 @@ def test_partitioned_weights_come_in_one_order(model: Path, one_rank: Ranks, mon
     assert coordinator.is_complete_trace()
 
 
-@pytest.mark.parametrize(
-    ("stage", "tied", "dtype", "tolerance"),
-    [(0, True, "float32", 1e-5), (2, True, "bfloat16", 0.1), (3, False, "float32", 1e-5)],
-)
+@pytest.mark.parametrize(("stage", "tied", "dtype", "tolerance"), [
+    (0, True, "float32", 1e-5), (2, True, "bfloat16", 0.1), (3, False, "float32", 1e-5)
+])  # fmt: skip
 def test_published_weights_are_the_trainers(
     stage: int, tied: bool, dtype: str, tolerance: float, one_rank: Ranks, tmp_path: Path
 ) -> None:

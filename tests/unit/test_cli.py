@@ -52,11 +52,9 @@ def test_a_wrong_word_is_refused_with_what_to_type(run: RunLayout, words: str, f
     assert fact in typed(*words_of(words.replace("RUN", str(run.root))), exits=2).stderr
 
 
-@pytest.mark.parametrize(
-    "make",
-    [os.mkfifo, Path.touch, lambda path: path.symlink_to(path), lambda path: path.symlink_to("no")],
-    ids=["pipe", "file", "circle", "dangling"],
-)
+@pytest.mark.parametrize("make", [
+    os.mkfifo, Path.touch, lambda path: path.symlink_to(path), lambda path: path.symlink_to("no")
+], ids=["pipe", "file", "circle", "dangling"])  # fmt: skip
 @pytest.mark.parametrize("below", ["", "x"])
 def test_a_place_that_is_no_directory_is_refused(tmp_path: Path, make: Callable[[Path], None], below: str) -> None:
     make(place := tmp_path / "place")

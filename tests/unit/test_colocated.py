@@ -243,10 +243,9 @@ def companion_of(folder: Path, command: str) -> Companion:
     return Companion(subprocess.Popen(["sh", "-c", command]), folder / "log")
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [(1, ExitCode.RETRYABLE), (2, ExitCode.FATAL), (75, ExitCode.GIVE_BACK), (0, ExitCode.RETRYABLE)],
-)
+@pytest.mark.parametrize(("code", "expected"), [
+    (1, ExitCode.RETRYABLE), (2, ExitCode.FATAL), (75, ExitCode.GIVE_BACK), (0, ExitCode.RETRYABLE)
+])  # fmt: skip
 def test_its_end_before_the_segment_ends_the_task(tmp_path: Path, code: int, expected: ExitCode) -> None:
     ended = companion_of(tmp_path, f"exit {code}")
     ended.process.wait()

@@ -125,9 +125,9 @@ def test_an_archive_that_is_damaged_or_of_others_is_not_taken(
     assert started(on_node("c"))
 
 
-@pytest.mark.parametrize(
-    "opened", [lambda folder: folder.chmod(0o755), link, GIVEN_AWAY], ids=["open", "link", "given"]
-)
+@pytest.mark.parametrize("opened", [
+    lambda folder: folder.chmod(0o755), link, GIVEN_AWAY
+], ids=["open", "link", "given"])  # fmt: skip
 def test_nothing_is_taken_from_or_put_into_a_folder_of_others(opened: Harm, on_node: OnNode, folder: Path) -> None:
     first = on_node("a")
     started(first)

@@ -63,10 +63,9 @@ def stored(arm: str, spending: Spending, *, regret: bool = False) -> list[Learni
     return [run.curve(run.regrets_EP[128] if regret else run.accuracies_EP, spending) for run in runs]
 
 
-@pytest.mark.parametrize(
-    ("arm", "accuracy", "regret"),
-    [("mrt_online", (3.5, 6.4, 1.3, 1.1, 1.2), -2.98), ("mrt_online_look_ahead", (4.7, 4.3, -0.4, 2.4, 2.5), -3.03)],
-)
+@pytest.mark.parametrize(("arm", "accuracy", "regret"), [
+    ("mrt_online", (3.5, 6.4, 1.3, 1.1, 1.2), -2.98), ("mrt_online_look_ahead", (4.7, 4.3, -0.4, 2.4, 2.5), -3.03)
+])  # fmt: skip
 def test_the_stored_study_at_equal_updates(arm: str, accuracy: tuple[float, ...], regret: float) -> None:
     """The means over the four evaluations of trained weights, which need no curve: the evaluations themselves."""
     gains = []

@@ -56,10 +56,9 @@ def test_full_inodes_are_told_from_a_full_disk(tmp_path: Path, room: str, lackin
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-@pytest.mark.parametrize(
-    ("number", "tries"),
-    [(errno.EIO, 4), (errno.ESTALE, 4), (errno.EKEYEXPIRED, 4), (errno.ENOTCONN, 4), (errno.EACCES, 1)],
-)
+@pytest.mark.parametrize(("number", "tries"), [
+    (errno.EIO, 4), (errno.ESTALE, 4), (errno.EKEYEXPIRED, 4), (errno.ENOTCONN, 4), (errno.EACCES, 1)
+])  # fmt: skip
 def test_a_fleeting_error_is_tried_again_within_a_bound_and_no_other_is(number: int, tries: int) -> None:
     assert retry_action(failing(tries - 1, number), "x", QUICK) == "done"
     action = failing(100, number)

@@ -139,9 +139,9 @@ NAMED = [{"name": "tool_use", "template": ""}, {"name": "default", "template": O
 JSON = "tokenizer_config.json"
 
 
-@pytest.mark.parametrize(
-    ("file", "stored"), [("chat_template.jinja", OWN), ("chat_template.json", OWN), (JSON, OWN), (JSON, NAMED)]
-)
+@pytest.mark.parametrize(("file", "stored"), [
+    ("chat_template.jinja", OWN), ("chat_template.json", OWN), (JSON, OWN), (JSON, NAMED)
+])  # fmt: skip
 def test_the_template_is_found_in_each_file_that_may_hold_it(file: str, stored: Any, tmp_path: Path) -> None:
     path = model(tmp_path, None) / file
     told = {**(json.loads(path.read_text()) if path.exists() else {}), "chat_template": stored}
@@ -262,10 +262,9 @@ def few_shot(examples: Path, shots: int, template: bool = True) -> Prompter:
     return Prompter.of(model(examples.parent / "model", build_tokenizer().chat_template if template else None), prompt)
 
 
-@pytest.mark.parametrize(
-    ("problem", "shots", "template", "before"),
-    [("5+5", 2, True, ONE + TWO), ("1+1", 2, True, TWO + THREE), ("5+5", 1, False, "1+1?\nIt is 2\n\n")],
-)
+@pytest.mark.parametrize(("problem", "shots", "template", "before"), [
+    ("5+5", 2, True, ONE + TWO), ("1+1", 2, True, TWO + THREE), ("5+5", 1, False, "1+1?\nIt is 2\n\n")
+])  # fmt: skip
 def test_examples_stand_before_problems(examples: Path, problem: str, shots: int, template: bool, before: str) -> None:
     assert few_shot(examples, shots, template).text(problem) == f"{before}{problem}?\n<think>\n"
 

@@ -271,10 +271,9 @@ def graded(
 
 
 @pytest.mark.parametrize("cut", [False, True])
-@pytest.mark.parametrize(
-    ("text", "whole", "limited"),
-    [(CLOSED, ("7", 1.0), ("7", 1.0)), (OPEN, ("7", 1.0), (None, 0.0)), (THINKING, (None, 0.0), (None, 0.0))],
-)
+@pytest.mark.parametrize(("text", "whole", "limited"), [
+    (CLOSED, ("7", 1.0), ("7", 1.0)), (OPEN, ("7", 1.0), (None, 0.0)), (THINKING, (None, 0.0), (None, 0.0))
+])  # fmt: skip
 @pytest.mark.parametrize("forced", [0, 3])
 def test_a_trace_and_a_branch_that_thinks_count_by_their_closed_box(
     text: str, whole: tuple[str | None, float], limited: tuple[str | None, float], cut: bool, forced: int

@@ -302,10 +302,9 @@ def reference(tmp_path_factory: pytest.TempPathFactory, pool: GraderPool) -> Run
     return sample(run_with(tmp_path_factory.mktemp("reference") / "run", OUTCOME), pool)
 
 
-@pytest.mark.parametrize(
-    ("way", "resample"),
-    [("another order", OUTCOME), ("three tasks", OUTCOME), ("a kill", OUTCOME), ("a kill", ADVANTAGE)],
-)
+@pytest.mark.parametrize(("way", "resample"), [
+    ("another order", OUTCOME), ("three tasks", OUTCOME), ("a kill", OUTCOME), ("a kill", ADVANTAGE)
+])  # fmt: skip
 def test_the_same_ids_are_trained_whoever_samples_them(
     tmp_path: Path, pool: GraderPool, reference: RunLayout, way: str, resample: str
 ) -> None:

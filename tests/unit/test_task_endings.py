@@ -161,9 +161,9 @@ def test_waits_for_peers_are_counted_until_the_segment_finishes_something(tmp_pa
     assert record_after(trainer, away, record).state is TaskState.FAILED
 
 
-@pytest.mark.parametrize(
-    ("later", "mine"), [("7.2", "7.1"), ("10_1.1", "9_1.4"), ("10_1.1", "10_1.0"), ("3_1.0", "10_1.1")]
-)
+@pytest.mark.parametrize(("later", "mine"), [
+    ("7.2", "7.1"), ("10_1.1", "9_1.4"), ("10_1.1", "10_1.0"), ("3_1.0", "10_1.1")
+])  # fmt: skip
 def test_a_later_attempt_speaks_for_itself_alone(tmp_path: Path, later: str, mine: str) -> None:
     layout = bare_run(tmp_path)
     for job_id in ("7", "9", "10", "3"):  # the controller has begun to count again
@@ -303,10 +303,9 @@ def test_a_second_job_does_nothing(layout: RunLayout, monkeypatch: pytest.Monkey
     assert len(began) == 1, "the first has ended"
 
 
-@pytest.mark.parametrize(
-    ("left", "taker", "at_once"),
-    [("45.0", "45.1", True), ("45_3.0", "45_3.1", True), ("45.0", "47.0", False), ("1234abcd", "5678abcd", True)],
-)
+@pytest.mark.parametrize(("left", "taker", "at_once"), [
+    ("45.0", "45.1", True), ("45_3.0", "45_3.1", True), ("45.0", "47.0", False), ("1234abcd", "5678abcd", True)
+])  # fmt: skip
 def test_a_killed_one_is_taken_over(layout: RunLayout, looks: list[Path], left: str, taker: str, at_once: bool) -> None:
     """At once by the next attempt of the same job; by another job when the heart has stood still for long enough."""
     with sole_attempt(task_of(layout, TRAINER, attempt=left)):
