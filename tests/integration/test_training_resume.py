@@ -269,18 +269,13 @@ SHRUNK = (
 )  # fmt: skip
 PARTS = "{type: weighted, parts: [{verifier: math, weight: 0.75}, {verifier: exact, weight: 0.25}]"
 CHOICES = {
-    "none": (),
-    "to_go": ("algorithm.credit=to_go",),
-    "permuted": ("algorithm.credit=permuted",),
-    "progress_only": ("algorithm.without_outcome=progress_only",),
-    "drop": ("algorithm.without_outcome=drop",),
-    "mask": ("training.overlong=mask",),
-    "penalise": ("training.overlong=penalise", "training.overlong_buffer=16"),
-    "cispo": ("training.loss={type: cispo}",),
-    "gspo_token": ("training.loss={type: gspo_token}",),
+    "none": (), "to_go": ("algorithm.credit=to_go",), "permuted": ("algorithm.credit=permuted",),
+    "progress_only": ("algorithm.without_outcome=progress_only",), "drop": ("algorithm.without_outcome=drop",),
+    "mask": ("training.overlong=mask",), "penalise": ("training.overlong=penalise", "training.overlong_buffer=16"),
+    "cispo": ("training.loss={type: cispo}",), "gspo_token": ("training.loss={type: gspo_token}",),
     "grpo": ("algorithm={type: grpo}", "prover=null"),
     "weighted": ("algorithm={type: grpo}", "prover=null", f"data.verifier={PARTS}, combine: normalise_then_sum}}"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -92,17 +92,13 @@ class Box:
         """The places of the second user where another user's thing stands at times."""
         run, plain, *_ = self.runs
         return [
-            (run / "recipe.lock.yaml", plain / "recipe.lock.yaml"),
-            (run / "code", Path("/etc")),
-            (run / "set_aside", self.precious),
-            (plain / "jobs", self.precious),
-            (plain / "evals", self.mine / "evals"),
-            (plain / "weights", self.mine / "weights"),
-            (self.theirs / "rows.jsonl", self.precious / "thesis.log"),
+            (run / "recipe.lock.yaml", plain / "recipe.lock.yaml"), (run / "code", Path("/etc")),
+            (run / "set_aside", self.precious), (plain / "jobs", self.precious), (plain / "evals", self.mine / "evals"),
+            (plain / "weights", self.mine / "weights"), (self.theirs / "rows.jsonl", self.precious / "thesis.log"),
             (self.theirs / "model" / "config.json", self.home / ".ssh" / "id_rsa"),
             (self.theirs / "slurm" / "sites" / "lines.yaml", self.site),
             (self.theirs / "hub_home" / "hub", self.precious),
-        ]
+        ]  # fmt: skip
 
     @property
     def precious(self) -> Path:

@@ -39,13 +39,10 @@ def test_grpo_that_leaves_one_out_has_the_exact_gradient_on_average(world: World
 
 
 ALGORITHMS = {
-    "grpo": Grpo(),
-    "grpo + constant": MrtOnline(credit="constant", alpha=0.2),
-    "r - V_j": MrtOnline(baseline="prefix", alpha=0.0),
-    "mrt_online, alpha 2": MrtOnline(alpha=2.0),
-    "progress to go": MrtOnline(credit="to_go"),
-    "area to go": MrtOnline(credit="area"),
-}
+    "grpo": Grpo(), "grpo + constant": MrtOnline(credit="constant", alpha=0.2),
+    "r - V_j": MrtOnline(baseline="prefix", alpha=0.0), "mrt_online, alpha 2": MrtOnline(alpha=2.0),
+    "progress to go": MrtOnline(credit="to_go"), "area to go": MrtOnline(credit="area"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
