@@ -21,7 +21,7 @@ MOST_BYTES, MOST_SECONDS = 3_000_000, 60
 LEAST_CONTRAST = 4.5
 TAB, ENTER, DOWN = "\ue004", "\ue007", "\ue015"
 
-CONTRAST = (ROOT / "tests" / "cases" / "contrast.js").read_text()
+CONTRAST = (ROOT / "tests" / "cases" / "report_page.js").read_text()
 
 
 @pytest.fixture(scope="module")
