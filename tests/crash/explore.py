@@ -78,7 +78,8 @@ class Exploration:
         self._explore(recording, states)
         lost = crashes(recording, self.random, self.subsets, resumptions)
         points = range(len(recording.steps))
-        for crash in [*lost, *map(Crash, self.random.sample(points, min(2 * resumptions, len(points))))]:
+        killed = map(Crash, self.random.sample(points, min(2 * resumptions, len(points))))
+        for crash in [*lost, *killed]:
             self._build(recording, crash)
             kept = [p for p in recording.promises if p.after <= crash.after]
             resumed = self.recorded(*((recording, crash.after) if crash == Crash(crash.after) else ()))
