@@ -101,6 +101,10 @@ def node(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.T
     return LoginNode(folder)
 
 
+ON_NEWEST = pytest.mark.parametrize("node", [NEWEST], indirect=True)
+"""What does not depend on the version of Python, beyond the modules that other tests import on both."""
+
+
 def _uv(*arguments: str) -> None:
     done = subprocess.run([UV, *arguments], capture_output=True, text=True, timeout=300, check=False)
     require_registry(done)
@@ -130,6 +134,7 @@ def test_plan_and_fields(node: LoginNode) -> None:
     assert "#SBATCH" in node.gives("plan", RECIPES[0], "--site", site, "--run", node.run.root, "--sbatch")
 
 
+@ON_NEWEST
 def test_data_is_prepared_and_checked(node: LoginNode) -> None:
     (node.folder / "rows.jsonl").write_text('{"question": "What is 1+1?", "answer": 2}\n')
     out = node.folder / "mine.jsonl"
@@ -154,6 +159,7 @@ def test_a_run_from_its_submission_to_its_report(node: LoginNode) -> None:
     node.gives("status", node.run.root)
 
 
+@ON_NEWEST
 def test_recipes_and_profiles_come_with_the_package(node: LoginNode) -> None:
     recipes = node.folder / "env" / "share" / "mrt-hpc" / "recipes"
     for name, *shape in (("small_world/grpo",), ("mrt_online", "--shape", "one_gpu")):
@@ -167,6 +173,7 @@ def test_recipes_and_profiles_come_with_the_package(node: LoginNode) -> None:
     assert "segment-000" in node.gives("plan", "copied.yaml", at=node.folder)
 
 
+@ON_NEWEST
 def test_fetching_needs_the_client_of_the_hub_and_finding_does_not(node: LoginNode) -> None:
     for command in (("model", "fetch", "lab/tiny"), ("data", "fetch", "aime24", node.folder / "aime24.jsonl")):
         refused = node.gives(*command, code=2)
@@ -180,6 +187,7 @@ def test_fetching_needs_the_client_of_the_hub_and_finding_does_not(node: LoginNo
     assert "not there yet" not in node.gives("plan", "quickstart", *model)
 
 
+@ON_NEWEST
 def test_refusals_are_told_in_words(node: LoginNode) -> None:
     assert "there is no such recipe" in node.gives("plan", "recipes/none.yaml", code=2)
     assert "not a run directory" in node.gives("status", node.folder, code=2)

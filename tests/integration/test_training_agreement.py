@@ -47,7 +47,7 @@ RANKS = {
         # two ranks share each row
         *("0:40:fp32:1:2e", "2:40:fp32:1:2e", "3:40:fp32:2:2cefnp", "3:60:fp32:1:2csbf", "3:40:bf16:1:2ef"),
     ],
-    4: ["0:40:fp32:1:2e", "3:40:fp32:2:4cefnp"],  # two rows of two ranks, or one row: heads of keys are repeated
+    4: ["0:40:fp32:1:2e", "0:40:fp32:2:4cefnp"],  # two rows of two ranks, or one row: heads of keys are repeated
 }
 """Variants by the number of ranks: stage:tokens:precision:steps:options. Options are c (activations computed twice), p
 (projection in pieces), o (optimiser in the memory of the CPU), e (packed end to end), s (shared prefixes), f (fused

@@ -91,6 +91,9 @@ class Made(NamedTuple):
     text: str
     frames: frozenset[tuple[str, int]]  # file of the package and line
 
+    def is_made_at(self, place: Place) -> bool:
+        return any(file == place.file and line in place.lines for file, line in self.frames)
+
 
 @contextmanager
 def recorded() -> Iterator[list[Made]]:
@@ -117,15 +120,16 @@ def printed_by(printed: str, made: list[Made]) -> list[tuple[Place, str]]:
     """The places whose advice is in what a command printed, each with the lines there that hold it."""
     found = []
     for place in places():
+        own = [one for one in made if one.is_made_at(place)]
+        if place.is_advice and not own:  # patterns take long
+            continue
         matches = list(place.pattern.finditer(printed))
-        if matches and (not place.is_advice or any(is_of(place, one, printed) for one in made)):
+        if matches and (not place.is_advice or any(is_of(place, one, printed) for one in own)):
             ends = [(printed.rfind("\n", 0, m.start()) + 1, printed.find("\n", m.end())) for m in matches]
             found.append((place, "\n".join(printed[begin : end if end >= 0 else None] for begin, end in ends)))
     return found
 
 
 def is_of(place: Place, made: Made, printed: str) -> bool:
-    """Whether advice was made at a place, and printed."""
-    if not any(file == place.file and line in place.lines for file, line in made.frames):
-        return False
+    """Whether advice that was made at a place was printed."""
     return place.pattern.search(made.text) is not None and (made.text in printed or line_of(made.text) in printed)
