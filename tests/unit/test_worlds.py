@@ -1,7 +1,8 @@
 """The worlds of `check --referee`: their exact gradients, what credits do there, and what the command prints."""
 
+import random
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,9 @@ import pytest
 from basics import ROOT
 from commands import typed
 from predict_worlds import ARMS, PROBLEMS, ROLLOUTS, WorldTables, gradients, learnt_accuracies, shuffled
+from study_worlds import EXACT, expected_gradient
+from text_worlds import WORLDS as TEXT_WORLDS
+from text_worlds import Asked
 
 from mrt_hpc.algorithms.batch import Batch
 from mrt_hpc.algorithms.grpo import Grpo
@@ -91,6 +95,31 @@ def test_shuffled_progress_is_the_same_numbers_on_other_episodes() -> None:
     steps = [np.concatenate([np.diff(v) for v in one.value_arrays]) for one in (batch, shuffled)]
     assert Counter(np.round(steps[0], 9)) == Counter(np.round(steps[1], 9))
     assert not np.allclose(*steps)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_thought_in_text_is_worth_what_the_enumeration_says(name: str) -> None:
+    """And its first paragraphs are as often right as the policy's first decisions."""
+    text, exact = TEXT_WORLDS[name], EXACT[name]
+    rng = random.Random(0)
+    by_value: dict[float, list[bool]] = defaultdict(list)
+    first: list[bool] = []
+    for _ in range(3000):
+        task = text.task(rng)
+        thought = text.thought(task, rng)
+        decisions = text.decisions("\n\n".join(thought))
+        first.append(decisions[0])
+        asked = task.asked[0] if isinstance(text, Asked) else 0
+        right = text.answer(task, thought, rng) == text.solution(task)
+        by_value[exact.value(tuple(map(int, decisions)), asked)].append(right)
+    for value, rights in [*by_value.items(), (exact.starts[0], first)]:
+        assert abs(np.mean(rights) - value) <= 4 * np.sqrt(value * (1 - value) / len(rights)), value
+
+
+@pytest.mark.parametrize("name", ["asked3", "trap"])
+def test_the_study_expects_the_exact_gradient_of_an_outcome(name: str) -> None:
+    expected = expected_gradient(EXACT[name], Grpo())
+    np.testing.assert_allclose(expected, EXACT[name].exact_gradient(EXACT[name].logits), atol=1e-12)
 
 
 def found(algorithm: MrtOnline, *names: str) -> list[WorldFinding]:
